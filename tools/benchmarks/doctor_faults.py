@@ -1,0 +1,331 @@
+"""Does ``engine doctor`` find planted faults? Starts an engine with each, sends its load, asks the doctor.
+
+    python -m tools.benchmarks.doctor_faults [--faults FILE] [--only NAME,NAME] [--out DIR] [--no-remedy]
+
+FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fault:
+
+    [[fault]]
+    name = "time stamp in the system prompt"
+    server = ["scheduler.max_requests=8"]   # overrides of engine serve; [] is the default engine
+    expected = ["prefix_broken_early"]      # causes, of those that engine doctor --causes lists; any of them is a hit
+    window = 5                              # seconds of each of the three windows (5)
+
+    [[fault.load]]                          # several of them run side by side
+    flags = "--concurrency 4 --prompt-tokens 600 --output-tokens 16 --shared-prefix 0.9 --ignore-eos"
+    insert = "timestamp"                    # or "number", "id": put into each prompt, another one each time
+    insert_at = 0.0                         # where: share of the prompt (0)
+    reorder = 6                             # the shared part is cut into so many, in a new order for each prompt
+    stream = false                          # ask for whole answers (true)
+    max_tokens = 2000                       # asked for, whatever --output-tokens says
+    burst = 8                               # with every_s: so many at once, instead of --rate and --concurrency
+    every_s = 3.0
+    read_bytes_per_s = 4000                 # a client that reads slowly, with little buffer
+    leave_after_s = 0.5                     # a client that closes the connection
+    body = { logprobs = true, top_logprobs = 20 }    # more fields of the request
+
+``flags`` are the load and request flags of ``engine bench``: --concurrency or --rate, --prompt-tokens, --output-tokens,
+--shared-prefix, --endpoint, --prompt-ids, --ignore-eos, --temperature, --text, --seed. Lengths are N, uniform:LOW,HIGH
+or lognormal:MEAN,SIGMA. A fault with ``expected = []`` is a healthy engine: nothing should be found.
+
+The verdict is a hit if the first finding is an expected cause, ``second`` if a later one is, a miss if only others are
+found, an abstention if nothing is. Where the first finding has overrides, an engine with them is put under the same
+load: they help if the finding's own metric falls by 5 % or more (one run on each side: noise is included), and the
+prediction is right if the ratio lies in its range. Evidence is kept in DIR, a file for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import shlex
+import socket
+import tempfile
+import time
+import tomllib
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engine_plugins.command.bench.options import BenchOptions, add_flags, options_of
+from engine_plugins.command.bench.probe import calibrate, find_model
+from engine_plugins.command.bench.target import Target
+from engine_plugins.command.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_plugins.command.doctor import evidence
+from engine_plugins.command.doctor.diagnosis import Diagnosis, Finding, diagnose
+from engine_plugins.command.doctor.evidence import Evidence
+from engine_plugins.command.doctor.recording import record
+from engine_plugins.command.doctor.rules import RULES
+from engine_plugins.command.ladder.rungs import merged
+from engine_plugins.command.ladder.servers import Refused, Servers
+from engine_plugins.command.live import LiveEngine
+
+OWN = Path(__file__).with_suffix(".toml")
+WARM_S = 2.0
+HELPS = 0.95
+SMALL_BUFFER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One stream of requests; fields as in the file."""
+
+    flags: str
+    insert: str = ""
+    insert_at: float = 0.0
+    reorder: int = 0
+    stream: bool = True
+    max_tokens: int = 0
+    burst: int = 0
+    every_s: float = 0.0
+    read_bytes_per_s: int = 0
+    leave_after_s: float = 0.0
+    body: dict[str, Any] = field(default_factory=dict)
+
+    def options(self) -> BenchOptions:
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        return options_of(parser.parse_args(shlex.split(self.flags)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    name: str
+    server: tuple[str, ...]
+    expected: tuple[str, ...]
+    loads: tuple[Load, ...]
+    window: float = 5.0
+
+
+def read_faults(path: Path) -> list[Fault]:
+    """Raises ``ValueError`` for a file of another form."""
+    known = {rule.cause for rule in RULES}
+    faults = []
+    for entry in tomllib.loads(path.read_text())["fault"]:
+        loads = tuple(Load(**load) for load in entry.pop("load"))
+        expected = tuple(entry.pop("expected"))
+        if unknown := set(expected) - known:
+            raise ValueError(f"{path}: {entry['name']}: no cause {sorted(unknown)}; engine doctor --causes lists them")
+        faults.append(Fault(entry.pop("name"), tuple(entry.pop("server")), expected, loads, **entry))
+    return faults
+
+
+class Sender:
+    """Sends the requests of one load to an engine, until it is cancelled."""
+
+    def __init__(self, load: Load, session: aiohttp.ClientSession, url: str, model: str, chars: float) -> None:
+        self._load, self._options, self._session = load, load.options(), session
+        options = self._options
+        self._target = Target(
+            url, model, options.endpoint, temperature=options.temperature, ignore_eos=options.ignore_eos
+        )
+        self._rng = random.Random(options.seed)
+        workload = Workload(
+            options.prompt_tokens,
+            options.output_tokens,
+            options.shared_prefix,
+            chars,
+            "run",
+            options.seed,
+            Path(options.text_file).read_text() if options.text_file else random_text(options.seed),
+            options.prompt_ids,
+        )
+        self._requests = workload.requests()
+
+    async def run(self) -> None:
+        options, load = self._options, self._load
+        async with asyncio.TaskGroup() as group:
+            if not load.burst and options.rate is None:
+                for _ in range(options.concurrency):
+                    group.create_task(self._repeat())
+                return
+            times = self._bursts() if load.burst else arrivals(options.rate or 1.0, options.seed)
+            began = time.monotonic()
+            for at_s in times:
+                await asyncio.sleep(max(0.0, began + at_s - time.monotonic()))
+                group.create_task(self._send())
+
+    def _bursts(self) -> Iterator[float]:
+        return (number * self._load.every_s for number in itertools.count() for _ in range(self._load.burst))
+
+    async def _repeat(self) -> None:
+        while True:
+            if not await self._send():
+                await asyncio.sleep(0.05)  # refused
+
+    async def _send(self) -> bool:
+        body = self._body(next(self._requests))
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(self._load.leave_after_s or None):
+                async with self._session.post(self._target.url, json=body) as response:
+                    async for piece in response.content.iter_chunked(SMALL_BUFFER):
+                        if self._load.read_bytes_per_s:
+                            await asyncio.sleep(len(piece) / self._load.read_bytes_per_s)
+                    return response.status == 200
+        return False
+
+    def _body(self, request: BenchRequest) -> dict[str, Any]:
+        load = self._load
+        most = load.max_tokens or request.max_tokens
+        prompt = request.prompt if isinstance(request.prompt, tuple) else self._changed(request.prompt)
+        return self._target.body(BenchRequest(request.index, prompt, most), stream=load.stream) | load.body
+
+    def _changed(self, prompt: str) -> str:
+        load = self._load
+        if load.reorder:
+            end = round(len(prompt) * self._options.shared_prefix)
+            size = max(1, end // load.reorder)
+            parts = [prompt[start : start + size] for start in range(0, end, size)]
+            self._rng.shuffle(parts)
+            prompt = "".join(parts) + prompt[end:]
+        if load.insert:
+            at = round(len(prompt) * load.insert_at)
+            prompt = f"{prompt[:at]}{self._inserted()}{prompt[at:]}"
+        return prompt
+
+    def _inserted(self) -> str:
+        texts = {
+            "timestamp": f" {time.strftime('%Y-%m-%d %H:%M:%S')}.{time.monotonic_ns() % 10**6:06d} ",
+            "number": f" {self._rng.randrange(10**6)} ",
+            "id": f" {uuid.UUID(int=self._rng.getrandbits(128))} ",
+        }
+        return texts[self._load.insert]
+
+
+def small_socket(address: Any) -> socket.socket:
+    """With little room for what was not read yet."""
+    made = socket.socket(address[0], address[1], address[2])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def sending(url: str, loads: Sequence[Load]) -> AsyncIterator[None]:
+    """The loads run meanwhile."""
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        model = await find_model(session, url, None)
+        sample = random_text(0)[:4000]
+        found = await calibrate(session, Target(url, model, "chat"), sample, None)
+        tasks = []
+        for load in loads:
+            is_slow = bool(load.read_bytes_per_s)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=small_socket if is_slow else None)
+            more = {"read_bufsize": SMALL_BUFFER} if is_slow else {}
+            own = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, **more))
+            tasks.append(asyncio.create_task(Sender(load, own, url, model, found.chars_per_token).run()))
+        try:
+            await asyncio.sleep(WARM_S)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Fault, more: Sequence[str]) -> Evidence:
+    """Evidence of a fresh engine under the fault's load, with more overrides. Raises :class:`Refused`."""
+    await servers.close()
+    (url,) = await servers.keep([(merged(fault.server, more), 0)])
+    async with sending(url, fault.loads):
+        return await record(LiveEngine(session, url), fault.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    fault: Fault
+    diagnosis: Diagnosis
+    remedied: float | None = None
+    """The first finding's metric with its overrides, divided by that without."""
+    refused: str = ""
+
+    @property
+    def first(self) -> Finding | None:
+        return next(iter(self.diagnosis.findings), None)
+
+    @property
+    def verdict(self) -> str:
+        named = [finding.rule.cause for finding in self.diagnosis.findings]
+        expected = self.fault.expected
+        if not expected:
+            return "right" if not named else "false alarm"
+        if not named:
+            return "abstention"
+        return "hit" if named[0] in expected else "second" if set(named) & set(expected) else "miss"
+
+    def row(self) -> tuple[str, ...]:
+        first, ratio = self.first, self.remedied
+        helps, within = "-", "-"
+        if ratio is not None and first is not None:
+            helps = f"{'yes' if ratio <= HELPS else 'no'} ({ratio:.2f})"
+            within = f"{'yes' if first.remedy.low <= ratio <= first.remedy.high else 'no'}"
+            within += f" ({first.remedy.low:.2f}-{first.remedy.high:.2f})"
+        named = ", ".join(finding.rule.cause for finding in self.diagnosis.findings) or "none"
+        if unsure := [each.rule.cause for each in self.diagnosis.abstentions]:
+            named += f"; abstained: {', '.join(unsure)}"
+        words = " ".join(first.remedy.overrides) if first else ""
+        helps = "refused" if self.refused else helps
+        expected = " or ".join(self.fault.expected) or "none"
+        return self.fault.name, expected, named, self.verdict, words or "-", helps, within
+
+
+async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault, flags: Any, out: Path) -> Outcome:
+    found = await examined(servers, session, fault, ())
+    evidence.write(found, str(out / f"{fault.name.replace(' ', '_')}.json"))
+    result = Outcome(fault, diagnose(found, RULES))
+    first = result.first
+    if flags.no_remedy or first is None or not first.remedy.overrides:
+        return result
+    try:
+        after = await examined(servers, session, fault, first.remedy.overrides)
+    except Refused as error:
+        return Outcome(fault, result.diagnosis, refused=str(error))
+    values = [figures[first.rule.metric] for figures in after.windows if first.rule.metric in figures]
+    ratio = sum(values) / len(values) / first.metric_ms if values else None
+    return Outcome(fault, result.diagnosis, ratio)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=Path, default=OWN)
+    parser.add_argument("--only", default="", help="names, or parts of them, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("doctor_faults"), help="where evidence goes (%(default)s)")
+    parser.add_argument("--no-remedy", action="store_true", help="do not try what the doctor proposes")
+    flags = parser.parse_args()
+    out = flags.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = [word for word in flags.only.split(",") if word]
+    faults = [f for f in read_faults(flags.faults) if not wanted or any(word in f.name for word in wanted)]
+    print("| fault | expected | named | verdict | override | helps (ratio) | in its range |")
+    print("|---|---|---|---|---|---|---|")
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="doctor-faults-") as logs:
+        async with aiohttp.ClientSession() as session:
+            servers = Servers(session, (), Path(logs))
+            try:
+                for fault in faults:
+                    server = (f"calibration={out}", *fault.server)
+                    fault = Fault(fault.name, server, fault.expected, fault.loads, fault.window)
+                    try:
+                        outcomes.append(await outcome(servers, session, fault, flags, out))
+                    except Refused as error:
+                        print(f"| {fault.name} | | the engine does not start: {error} | | | | |", flush=True)
+                        continue
+                    print(f"| {' | '.join(outcomes[-1].row())} |", flush=True)
+            finally:
+                await servers.close()
+    counts: dict[str, int] = {}
+    for each in outcomes:
+        counts[each.verdict] = counts.get(each.verdict, 0) + 1
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
