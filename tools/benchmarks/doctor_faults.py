@@ -14,7 +14,7 @@ FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fau
     flags = "--concurrency 4 --prompt-tokens 600 --output-tokens 16 --shared-prefix 0.9 --ignore-eos"
     insert = "timestamp"                    # or "number", "id": put into each prompt, another one each time
     insert_at = 0.0                         # where: share of the prompt (0)
-    reorder = 6                             # the shared part is cut into so many, in a new order for each prompt
+    reorder = 6                             # the shared part is cut into so many texts, in a new order for each prompt
     stream = false                          # ask for whole answers (true)
     max_tokens = 2000                       # asked for, whatever --output-tokens says
     burst = 8                               # with every_s: so many at once, instead of --rate and --concurrency
@@ -184,7 +184,7 @@ class Sender:
             size = max(1, end // load.reorder)
             parts = [prompt[start : start + size] for start in range(0, end, size)]
             self._rng.shuffle(parts)
-            prompt = "".join(parts) + prompt[end:]
+            prompt = "\n\n".join((*parts, prompt[end:]))
         if load.insert:
             at = round(len(prompt) * load.insert_at)
             prompt = f"{prompt[:at]}{self._inserted()}{prompt[at:]}"
@@ -218,8 +218,8 @@ async def sending(url: str, loads: Sequence[Load]) -> AsyncIterator[None]:
         for load in loads:
             is_slow = bool(load.read_bytes_per_s)
             connector = aiohttp.TCPConnector(limit=0, socket_factory=small_socket if is_slow else None)
-            more = {"read_bufsize": SMALL_BUFFER} if is_slow else {}
-            own = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, **more))
+            size = SMALL_BUFFER if is_slow else 2**16
+            own = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, read_bufsize=size))
             tasks.append(asyncio.create_task(Sender(load, own, url, model, found.chars_per_token).run()))
         try:
             await asyncio.sleep(WARM_S)

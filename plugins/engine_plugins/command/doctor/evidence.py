@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 SCHEMA = "engine-doctor-evidence/1"
+SLOTS = ("quantizer", "kv_format", "kv_allocator", "drafter", "scheduler")
+"""Whose plugins and settings causes are looked for in."""
 Figures = dict[str, float]
 """Of one window, by name: those of :data:`engine_plugins.command.doctor.figures.MEANING`. One that is not known is
 not there."""
@@ -17,13 +19,15 @@ class Engine(msgspec.Struct, frozen=True):
     """How an engine is set up, from ``/engine/plan``."""
 
     model: str
+    path: str
+    """The model's folder."""
     device: str
     kind: str
     """``cpu``, ``cuda``"""
     execution: str
     overlap: bool
     slots: dict[str, str]
-    """The plugin of each slot; the first of several."""
+    """The plugin of each of :data:`SLOTS`."""
     settings: dict[str, Any]
     """By the name of their override, such as ``scheduler.max_requests``."""
     max_len: int
@@ -46,14 +50,14 @@ class Evidence(msgspec.Struct, frozen=True):
 def engine_of(answer: dict[str, Any]) -> Engine:
     """From what ``/engine/plan`` answers."""
     plan, engine = answer["plan"], answer["engine"]
-    slots = {slot: choices[0] for slot, choices in plan["slots"].items() if choices}
+    slots = {slot: plan["slots"][slot][0] for slot in SLOTS}
     settings = {f"{slot}.{key}": value for slot, choice in slots.items() for key, value in choice["config"].items()}
-    for group in ("memory", "server"):
-        settings |= {f"{group}.{key}": value for key, value in plan["settings"][group].items()}
+    settings |= {f"memory.{key}": value for key, value in plan["settings"]["memory"].items()}
+    settings["server.max_queue"] = plan["settings"]["server"]["max_queue"]
     settings |= {key: plan["settings"][key] for key in ("execution", "overlap", "threads")}
-    settings.pop("server.api_key", None)
     return Engine(
         model=plan["model"]["name"],
+        path=plan["model"]["path"],
         device=plan["device"]["name"],
         kind=plan["device"]["kind"],
         execution=plan["execution"],

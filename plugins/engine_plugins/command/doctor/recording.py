@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from engine_plugins.command.doctor.evidence import Evidence, Figures, engine_of
 from engine_plugins.command.doctor.figures import Look, Seen, Series, figures_of, look_of, series_of
@@ -23,32 +24,33 @@ async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None]
     before = series_of(await engine.metrics())
     for number in range(WINDOWS):
         say(f"window {number + 1} of {WINDOWS}")
-        figures, before = await _window(engine, window_s, before)
+        figures, before = await watch(engine, before, asyncio.sleep(window_s), window_s / LOOKS)
         windows.append(figures)
     taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Evidence(engine_of(plan), windows, taken=taken)
 
 
-async def _window(engine: LiveEngine, window_s: float, before: Series) -> tuple[Figures, Series]:
-    """Of the next ``window_s`` seconds; and the counters at its end."""
+async def watch(engine: LiveEngine, before: Series, work: Awaitable[object], look_s: float) -> tuple[Figures, Series]:
+    """Figures of the time that ``work`` takes, with a look at the queue every ``look_s`` seconds; and the counters at
+    its end. Raises :class:`LiveError`."""
     began = time.monotonic()
     looks: list[Look] = []
     cost = None
-    for number in range(1, LOOKS + 1):
-        await asyncio.sleep(max(0.0, began + number * window_s / LOOKS - time.monotonic()))
-        stats = await engine.json("/engine/stats")
-        if stats:
-            looks.append(look_of(stats))
-            cost = stats.get("step_cost") or cost
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((task,), timeout=look_s))[0]:
+            if stats := await engine.json("/engine/stats"):
+                looks.append(look_of(stats))
+                cost = stats.get("step_cost") or cost
+        task.result()
+    finally:
+        task.cancel()
     after = series_of(await engine.metrics())
     seconds = time.monotonic() - began
     listed = (await engine.json(f"/engine/requests?count={MOST_REQUESTS}"))["requests"]
     requests = [each for each in listed if each["ended_s_ago"] <= seconds]
-    apart = max(1, len(requests) // MOST_DETAILS)
     details = []
-    for each in requests[::apart][:MOST_DETAILS]:
-        try:
+    for each in requests[:: max(1, len(requests) // MOST_DETAILS)][:MOST_DETAILS]:
+        with contextlib.suppress(LiveError):  # no longer kept
             details += (await engine.json(f"/engine/requests/{each['request_id']}"))["sequences"]
-        except LiveError:
-            continue  # no longer kept
     return figures_of(Seen(seconds, before, after, looks, requests, details, cost)), after
