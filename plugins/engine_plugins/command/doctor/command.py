@@ -9,6 +9,8 @@ import sys
 from engine.contracts.command import USAGE, Command
 from engine.contracts.config import at_least
 
+LEAST_PAIRS = 6
+"""Fewer have no interval at 95 %."""
 NOTES = """\
 A finding is what three windows agree on; what only some of them show is named as an abstention.
 --rules MODULE:NAME adds rules of your own: a sequence of engine_plugins.command.doctor.rule.Rule.
@@ -24,12 +26,25 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--evidence", metavar="FILE", help="diagnose kept evidence; no engine is asked")
     add("--rules", metavar="MODULE:NAME", action="append", default=[], help="more rules, repeatable")
     add("--json", action="store_true", help="print JSON")
+    add("--verify", action="store_true", help="put the first finding's override to the test, on a shadow engine here")
+    add("--workload", metavar="FLAGS", help="of engine ladder, for --verify (default: like what was seen)")
+    add("--pairs", type=int, default=LEAST_PAIRS, metavar="N", help="pairs of runs of --verify (%(default)s)")
+    add(
+        "--ledger",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="where --verify keeps predictions and results; alone: print them and how many were right",
+    )
     add("--causes", action="store_true", help="list the causes there are rules for and stop")
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     try:
         at_least("--window", flags.window, 1.0)
+        at_least("--pairs", flags.pairs, LEAST_PAIRS)
+        if flags.workload and not flags.verify:
+            raise ValueError("--workload is of the shadow engine: add --verify")
         if flags.evidence and flags.record:
             raise ValueError("--record needs a running engine, --evidence asks none: give one of them")
     except ValueError as error:

@@ -84,4 +84,4 @@ def read(path: str) -> Evidence:
 
 def write(evidence: Evidence, path: str) -> None:
     """Raises ``OSError``."""
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(evidence), indent=1))
+    Path(path).write_bytes(msgspec.json.encode(evidence) + b"\n")

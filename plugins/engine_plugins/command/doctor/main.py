@@ -7,22 +7,29 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import aiohttp
 import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
-from engine_plugins.command.doctor import evidence
-from engine_plugins.command.doctor.diagnosis import diagnose
+from engine_plugins.command.bench.probe import ProbeError
+from engine_plugins.command.doctor import evidence, ledger
+from engine_plugins.command.doctor.diagnosis import Diagnosis, diagnose
 from engine_plugins.command.doctor.evidence import Evidence
 from engine_plugins.command.doctor.recording import record
 from engine_plugins.command.doctor.report import causes, document, render
 from engine_plugins.command.doctor.rule import Rule
 from engine_plugins.command.doctor.rules import RULES
+from engine_plugins.command.doctor.shadow import options_of, workload_of
+from engine_plugins.command.doctor.verify import verify
+from engine_plugins.command.ladder.servers import Refused
 from engine_plugins.command.live import LiveEngine, LiveError
 
 TIMEOUT_S = 30.0
+REQUESTS = 24
+"""Of a run of ``--verify``."""
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -31,6 +38,9 @@ def run(flags: argparse.Namespace) -> int:
         rules = (*RULES, *(rule for name in flags.rules for rule in rules_at(name)))
         if flags.causes:
             print(causes(rules), end="")
+            return OK
+        if flags.ledger is not None and not flags.verify:
+            print("\n".join(ledger.score(ledger.read(_ledger(flags.ledger)))))
             return OK
         found = evidence.read(flags.evidence) if flags.evidence else asyncio.run(_record(flags))
         if flags.record:
@@ -46,7 +56,34 @@ def run(flags: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(document(diagnosis, found)), indent=1).decode())
     else:
         Console().print(render(diagnosis, found))
+    return _verify(flags, found, diagnosis) if flags.verify else OK
+
+
+def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) -> int:
+    """Of the first finding that has overrides."""
+    finding = next((each for each in diagnosis.findings if each.remedy.overrides), None)
+    if finding is None:
+        print("nothing to verify: no finding has an override", file=sys.stderr)
+        return OK
+    try:
+        file = _ledger(flags.ledger or "")
+        options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
+        with Console(stderr=True).status("", refresh_per_second=1) as line:
+            estimate = asyncio.run(verify(finding, found, options, line.update))
+        entry = ledger.entry_of(finding, found, estimate)
+        ledger.append(file, entry)
+    except ValueError as error:
+        return complain(error, USAGE)
+    except (Refused, ProbeError, LiveError, OSError) as error:
+        return complain(error, FAILED)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was verified", INTERRUPTED)
+    print("\n".join(ledger.score([entry])), file=sys.stderr if flags.json else sys.stdout)
     return OK
+
+
+def _ledger(path: str) -> Path:
+    return Path(path) if path else ledger.default_file()
 
 
 async def _record(flags: argparse.Namespace) -> Evidence:

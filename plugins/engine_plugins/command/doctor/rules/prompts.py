@@ -10,11 +10,14 @@ EXPLAINED = {"explained": 3.0, "requests": 3.0, "prompt_p50": 64.0}
 
 
 def reuse(figures: Figures, share: float) -> Remedy | None:
-    """If ``share`` of a prompt need not be computed: prefill falls at most by as much, TTFT by prefill's part of it."""
+    """If ``share`` of a prompt need not be computed: prefill falls by as much, at best waiting for others', too."""
     computed = 1.0 - figures["cached_share"]
-    before_first = figures["queue_ms"] + figures["prefill_ms"] + figures["tokenize_ms"] + figures["dispatch_ms"]
-    saved = min(0.95, share / computed) * figures["prefill_ms"] / before_first if computed > 0.0 else 0.0
-    return Remedy(max(0.02, 1.0 - 1.1 * saved), 1.0 - 0.4 * saved) if saved >= 0.15 else None
+    ours, others = figures["prefill_ms"], figures["queue_ms"] + figures["dispatch_ms"]
+    total = ours + others + figures["tokenize_ms"]
+    saved = min(0.95, share / computed) if computed > 0.0 else 0.0
+    if saved * ours < 0.15 * total:
+        return None
+    return Remedy(max(0.02, 1.0 - 1.1 * saved * (ours + others) / total), 1.0 - 0.4 * saved * ours / total)
 
 
 def with_advice(remedy: Remedy | None, advice: str, *overrides: str) -> Remedy | None:

@@ -1,0 +1,69 @@
+"""Predictions, what came of them, and the shadow engine that tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine.assembly.compose import compose
+from engine.assembly.discovery import discover
+from tests.plugins.command.doctor.cases import recorded, slow, windows
+
+from engine_plugins.command.doctor import ledger, shadow
+from engine_plugins.command.doctor.diagnosis import diagnose
+from engine_plugins.command.statistics import Estimate, Interval
+
+
+def entry(value: float, low: float, high: float) -> ledger.Entry:
+    """Of a finding that predicts 0.5 to 0.9."""
+    evidence = windows(200.0, 200.0, 200.0)
+    (finding,) = diagnose(evidence, [slow()]).findings
+    return ledger.entry_of(finding, evidence, Estimate(value, Interval(low, high), 6))
+
+
+def test_an_estimate_within_the_predicted_range_is_a_hit() -> None:
+    assert entry(0.7, 0.4, 1.0).outcome == ledger.HIT
+
+
+def test_an_interval_outside_of_the_predicted_range_is_a_miss() -> None:
+    assert entry(1.1, 0.95, 1.3).outcome == ledger.MISS
+
+
+def test_an_estimate_outside_whose_interval_reaches_in_is_undecided() -> None:
+    assert entry(0.95, 0.85, 1.05).outcome == ledger.UNDECIDED
+
+
+def test_the_ledger_keeps_entries_and_says_how_many_were_right(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    for each in (entry(0.7, 0.6, 0.8), entry(0.8, 0.7, 0.9), entry(1.1, 0.95, 1.3)):
+        ledger.append(file, each)
+    assert [each.outcome for each in ledger.read(file)] == ["hit", "hit", "miss"]
+    last = list(ledger.score(ledger.read(file)))[-1]
+    assert last.startswith("2 of 3 predictions were right: 67% [21%-94%]")
+
+
+def test_a_ledger_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="expected a file written by engine doctor --verify"):
+        ledger.read(file)
+
+
+def test_a_shadow_is_set_up_like_the_engine() -> None:
+    evidence = recorded("too_few_rows")
+    composed = compose(shadow.overrides_of(evidence.engine), discover())
+    scheduler = composed.slots["scheduler"][0]
+    assert scheduler.config["max_requests"] == evidence.engine.settings["scheduler.max_requests"]
+
+
+def test_the_shadows_load_is_like_the_one_that_was_seen() -> None:
+    evidence = recorded("too_few_rows")
+    options = shadow.options_of(shadow.workload_of(evidence, 24), 6)
+    assert options.concurrency == 8
+    assert options.rate is None
+    assert 60 <= options.prompt_tokens.mean <= 90
+
+
+def test_flags_that_the_load_does_not_have_are_named() -> None:
+    with pytest.raises(ValueError, match="--nonsense"):
+        shadow.options_of("--nonsense 3", 6)

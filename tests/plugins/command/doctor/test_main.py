@@ -1,0 +1,75 @@
+"""``engine doctor`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from engine.cli.main import main
+from tests.plugins.command.conftest import Served
+from tests.plugins.command.doctor.cases import RECORDED, slow
+
+from engine_plugins.command.doctor.rules import RULES
+
+MORE = (slow(0.0, cause="of_a_third_party"),)
+
+
+def test_recorded_evidence_is_diagnosed_without_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--evidence", str(RECORDED / "too_few_rows.json")]) == 0
+    said = capsys.readouterr().out
+    assert "1. too_few_rows" in said
+    assert "override: scheduler.max_requests=" in said
+    assert "wrong if:" in said
+
+
+def test_json_has_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--evidence", str(RECORDED / "too_few_rows.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first = found["findings"][0]
+    assert first["cause"] == "too_few_rows"
+    low, high = first["predicted_ratio"]
+    assert 0.0 < low < high < 1.0
+
+
+def test_a_live_server_is_recorded_and_diagnosed(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "evidence.json"
+    assert main(["doctor", "--url", served.url, "--window", "1", "--record", str(file)]) == 0
+    assert "no finding" in capsys.readouterr().out
+    assert main(["doctor", "--evidence", str(file)]) == 0
+
+
+def test_causes_are_listed_by_branch_of_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--causes"]) == 0
+    said = capsys.readouterr().out
+    assert all(rule.cause in said and rule.branch in said for rule in RULES)
+
+
+def test_rules_of_others_join_in(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "--rules", f"{__name__}:MORE", "--evidence", str(RECORDED / "too_few_rows.json")]
+    assert main(words) == 0
+    assert "of_a_third_party" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--window", "0"], "--window"),
+        (["--evidence", "a", "--record", "b"], "give one of them"),
+        (["--evidence", "/nowhere"], "expected a file written by engine doctor --record"),
+        (["--rules", "nowhere:RULES", "--causes"], "expected MODULE:NAME of a sequence of rules"),
+        (["--rules", "math:pi", "--causes"], "expected MODULE:NAME of a sequence of rules"),
+        (["--workload", "--rate 2"], "add --verify"),
+        (["--pairs", "2"], "--pairs"),
+    ],
+)
+def test_wrong_usage_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 1
+    assert "is the server running?" in capsys.readouterr().err

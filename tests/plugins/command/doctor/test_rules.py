@@ -1,0 +1,49 @@
+"""The rules on evidence of real engines with planted faults."""
+
+from __future__ import annotations
+
+import pytest
+from engine.assembly.compose import compose
+from engine.assembly.discovery import discover
+from tests.plugins.command.doctor.cases import RECORDED, recorded
+
+from engine_plugins.command.doctor.diagnosis import diagnose
+from engine_plugins.command.doctor.figures import MEANING
+from engine_plugins.command.doctor.rules import RULES
+
+FAULTS = sorted(file.stem for file in RECORDED.glob("*.json") if not file.stem.startswith("healthy"))
+HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_the_planted_fault_is_named_first(cause: str) -> None:
+    found = diagnose(recorded(cause), RULES).findings
+    assert [finding.rule.cause for finding in found][:1] == [cause]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_engine_has_no_finding(name: str) -> None:
+    assert [finding.rule.cause for finding in diagnose(recorded(name), RULES).findings] == []
+
+
+def test_every_proposed_override_is_one_of_this_engine() -> None:
+    discovered = discover()
+    for cause in FAULTS:
+        for finding in diagnose(recorded(cause), RULES).findings:
+            compose(finding.remedy.overrides, discovered)
+
+
+def test_every_finding_has_an_override_or_advice() -> None:
+    found = [finding for cause in FAULTS for finding in diagnose(recorded(cause), RULES).findings]
+    assert all(finding.remedy.overrides or finding.remedy.advice for finding in found)
+
+
+def test_rules_read_figures_that_exist_and_have_names_of_their_own() -> None:
+    read = {name for rule in RULES for name in (rule.metric, *rule.shown, *rule.needs)}
+    assert read <= set(MEANING)
+    assert len({rule.cause for rule in RULES}) == len(RULES)
+
+
+def test_evidence_holds_the_figures_that_are_documented() -> None:
+    known = {name for cause in FAULTS for figures in recorded(cause).windows for name in figures}
+    assert known <= set(MEANING)
