@@ -67,7 +67,7 @@ MEANING = {
     "gap_ms": "mean before a step",
     "draft_ms": "mean time in the drafter, of a step",
     "rows": "mean requests in a step",
-    "busy_share": "of the window, in steps",
+    "busy_share": "of the window, with steps on the device",
     "preemptions": "",
     "drafted": "draft tokens verified",
     "accepted": "draft tokens accepted",
@@ -126,7 +126,7 @@ def figures_of(seen: Seen) -> Figures:
         **_of_requests([each for each in seen.requests if each["finish_reason"] in ("stop", "length")]),
         **_of_details(seen.details),
     }
-    if seen.cost:
+    if seen.cost and seen.cost["cost"]["base_ms"] + seen.cost["cost"]["per_token_ms"] > 0.0:  # else nothing is fitted
         found |= {f"cost.{name}": seen.cost["cost"][name] for name in COSTS}
     return {name: float(f"{value:.5g}") for name, value in found.items() if math.isfinite(value)}
 
@@ -153,7 +153,7 @@ def _of_counters(seen: Seen) -> Figures:
              for name, wanted in COUNTERS.items()}  # fmt: skip
     if found["steps"]:
         found |= {name: gained(metric) * unit / found["steps"] for name, (metric, unit) in STEP_MEANS.items()}
-        found["busy_share"] = min(1.0, found["steps"] * found["step_ms"] / 1e3 / seen.seconds)
+        found["busy_share"] = found["steps"] * found["device_ms"] / 1e3 / seen.seconds
     if found["itl_count"]:
         found["itl_mean_ms"] = gained("engine_itl_seconds_sum") * 1e3 / found["itl_count"]
         bounds = [label for metric, label in seen.after if metric == "engine_itl_seconds_bucket"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine.assembly.compose import compose
-from engine.assembly.discovery import discover
 from tests.plugins.command.doctor.cases import recorded, slow, windows
 
+from engine.assembly.compose import compose
+from engine.assembly.discovery import discover
 from engine_plugins.command.doctor import ledger, shadow
 from engine_plugins.command.doctor.diagnosis import diagnose
 from engine_plugins.command.statistics import Estimate, Interval

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from engine.cli.main import main
 from tests.plugins.command.conftest import Served
 from tests.plugins.command.doctor.cases import RECORDED, slow
 
+from engine.cli.main import main
 from engine_plugins.command.doctor.rules import RULES
 
 MORE = (slow(0.0, cause="of_a_third_party"),)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from engine.assembly.compose import compose
-from engine.assembly.discovery import discover
 from tests.plugins.command.doctor.cases import RECORDED, recorded
 
+from engine.assembly.compose import compose
+from engine.assembly.discovery import discover
 from engine_plugins.command.doctor.diagnosis import diagnose
 from engine_plugins.command.doctor.figures import MEANING
 from engine_plugins.command.doctor.rules import RULES

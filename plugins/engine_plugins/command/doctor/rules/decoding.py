@@ -12,6 +12,10 @@ SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 
 
+LONG = 1024
+"""Tokens of a context from which on it may be called long."""
+
+
 def stalls(engine: Engine, figures: Figures) -> bool:
     """Whether steps with another's prompt in them hold up decoding for several decode steps."""
     chunk, decode = figures["chunk_max"], figures["cost.base_ms"] + figures["rows"] * figures["cost.per_token_ms"]
@@ -102,6 +106,8 @@ def weights(engine: Engine, figures: Figures) -> Remedy | None:
 
 def long_context(engine: Engine, figures: Figures) -> Remedy | None:
     context = figures["rows"] * (figures["prompt_mean"] + figures["output_mean"] / 2)
+    if context < LONG * figures["rows"]:
+        return None
     read = context * figures["cost.per_decode_context_ms"]
     share = read / (read + figures["cost.base_ms"] + figures["rows"] * figures["cost.per_token_ms"])
     if share < 0.5:

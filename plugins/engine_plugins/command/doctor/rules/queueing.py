@@ -8,8 +8,9 @@ from engine_plugins.command.doctor.rule import Remedy, Rule
 BRANCH = "TTFT, no long prompt: queue depth"
 WAITS = ("waiting_mean", "waiting_share", "running_max", "queue_ms", "kv_used_max")
 ENOUGH = {"requests": 3.0, "steps": 20.0}
-BATCHES_WELL = 1.2
+BATCHES_WELL = 1.5
 """Twice the rows bring so many times the requests per second: then the device has room."""
+FEW, BUSY = 16, 0.7
 
 
 def without_queue(figures: Figures, most: float = 0.95) -> Remedy | None:
@@ -51,18 +52,19 @@ def too_few_rows(engine: Engine, figures: Figures) -> Remedy | None:
     limit = engine.settings.get("scheduler.max_requests", 0)
     if engine.slots.get("scheduler") == "static" or not waits_for_row(engine, figures):
         return None
-    if (is_growing(figures) and not more_rows_serve_more(figures)) or limit >= 64:
+    if not more_rows_serve_more(figures) and (limit >= FEW or is_growing(figures)):
         return None
     remedy, wanted = without_queue(figures), limit
-    while wanted < limit + 2 * figures["waiting_mean"]:
+    while wanted < min(256, limit + 2 * figures["waiting_mean"]):
         wanted *= 2
     return remedy and Remedy(remedy.low, remedy.high, (f"scheduler.max_requests={wanted}",))
 
 
 def overload(engine: Engine, figures: Figures) -> Remedy | None:
-    if figures["waiting_share"] < 0.8 or figures["busy_share"] < 0.8:
+    limit = engine.settings.get("scheduler.max_requests", 0)
+    if figures["waiting_share"] < 0.8 or figures["busy_share"] < BUSY or figures["running_max"] < limit:
         return None
-    if too_few_rows(engine, figures) or not is_growing(figures):
+    if engine.slots.get("scheduler") == "static" or too_few_rows(engine, figures):
         return None
     remedy = without_queue(figures)
     advice = "More arrives than one engine serves: add an engine (engine plan says how many), or limit arrivals."
@@ -70,7 +72,7 @@ def overload(engine: Engine, figures: Figures) -> Remedy | None:
 
 
 def bursts(engine: Engine, figures: Figures) -> Remedy | None:
-    if figures["arrivals_dispersion"] < 3.0 or figures["busy_share"] > 0.85:
+    if figures["arrivals_dispersion"] < 3.0 or figures["busy_share"] > BUSY:
         return None
     if figures["ttft_p95_ms"] < 2.0 * figures["ttft_p50_ms"] and figures["rows"] < 2.0:
         return None
@@ -119,9 +121,9 @@ RULES = (
     Rule(
         "overload",
         BRANCH,
-        "More requests arrive than are served: the queue grows.",
+        "More requests come at once than the engine serves, and more rows would not serve more.",
         "ttft_p50_ms",
-        (*WAITS, "waiting_growth", "busy_share"),
+        (*WAITS, "waiting_growth", "rejected", "busy_share"),
         overload,
         ENOUGH,
     ),
