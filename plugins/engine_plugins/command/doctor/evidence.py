@@ -33,6 +33,8 @@ class Engine(msgspec.Struct, frozen=True):
     max_len: int
     kv_tokens: int
     weights_bytes: int
+    kv_token_bytes: float = 0.0
+    """Keys and values of one token."""
     lowering: list[str] = []
     """Which kernels run the model's layers."""
 
@@ -67,6 +69,7 @@ def engine_of(answer: dict[str, Any]) -> Engine:
         max_len=engine["max_len"],
         kv_tokens=min(engine["num_blocks"]) * engine["block_size"],
         weights_bytes=engine["weights_bytes"],
+        kv_token_bytes=engine["kv_bytes"] / (min(engine["num_blocks"]) * engine["block_size"]),
         lowering=engine["lowering"],
     )
 

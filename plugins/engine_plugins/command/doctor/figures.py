@@ -59,6 +59,7 @@ MEANING = {
     "itl_mean_ms": "per token",
     "itl_p50_ms": "per token",
     "itl_p99_ms": "per token",
+    "itl_p999_ms": "per token; of fewer than 1,000 nearly the longest",
     "itl_count": "tokens that ITL is of",
     "steps": "",
     "step_ms": "mean",
@@ -158,7 +159,8 @@ def _of_counters(seen: Seen) -> Figures:
         found["itl_mean_ms"] = gained("engine_itl_seconds_sum") * 1e3 / found["itl_count"]
         bounds = [label for metric, label in seen.after if metric == "engine_itl_seconds_bucket"]
         buckets = {float(label): gained("engine_itl_seconds_bucket", label) for label in bounds}
-        found |= {f"itl_p{share}_ms": quantile(share / 100, buckets) * 1e3 for share in (50, 99)}
+        for name, share in (("itl_p50_ms", 0.5), ("itl_p99_ms", 0.99), ("itl_p999_ms", 0.999)):
+            found[name] = quantile(share, buckets) * 1e3
     return found
 
 

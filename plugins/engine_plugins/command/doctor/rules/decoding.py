@@ -18,14 +18,14 @@ LONG = 1024
 
 def stalls(engine: Engine, figures: Figures) -> bool:
     """Whether steps with another's prompt in them hold up decoding for several decode steps."""
-    chunk, decode = figures["chunk_max"], figures["cost.base_ms"] + figures["rows"] * figures["cost.per_token_ms"]
-    is_limited = bool(engine.settings.get("scheduler.itl_target_ms"))
+    chunk = figures["chunk_max"]
+    took_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
     return (
-        not is_limited
+        not engine.settings.get("scheduler.itl_target_ms")
         and chunk >= 384
-        and chunk * figures["cost.per_token_ms"] >= 5.0 * decode
-        and figures["itl_p99_ms"] >= 3.0 * figures["itl_p50_ms"]
-        and figures["stalled_share"] >= 0.25
+        and took_ms >= 5.0 * figures["itl_p50_ms"]
+        and figures["itl_p999_ms"] >= 5.0 * figures["itl_p50_ms"]
+        and figures["stalled_share"] >= 0.1
     )
 
 
@@ -105,11 +105,12 @@ def weights(engine: Engine, figures: Figures) -> Remedy | None:
 
 
 def long_context(engine: Engine, figures: Figures) -> Remedy | None:
-    context = figures["rows"] * (figures["prompt_mean"] + figures["output_mean"] / 2)
-    if context < LONG * figures["rows"]:
+    """By the bytes that a decode step reads: the step cost can only tell where the number of rows varies."""
+    context = figures["prompt_mean"] + figures["output_mean"] / 2
+    read = figures["rows"] * context * engine.kv_token_bytes
+    share = read / (read + engine.weights_bytes)
+    if context < LONG or not engine.kv_token_bytes:
         return None
-    read = context * figures["cost.per_decode_context_ms"]
-    share = read / (read + figures["cost.base_ms"] + figures["rows"] * figures["cost.per_token_ms"])
     if share < 0.5:
         return None
     advice = "Shorten what every request carries: the history, or retrieved text (8,000 tokens for 2,000 is 4x)."
@@ -127,8 +128,8 @@ RULES = (
         "token_budget_too_large",
         "ITL: steps with prompts in them",
         "Prompts are computed in chunks so large that decoding waits for them.",
-        "itl_p99_ms",
-        ("chunk_max", "stalled_share", "itl_p50_ms", "itl_p99_ms", "rows", *COST),
+        "itl_p999_ms",
+        ("chunk_max", "stalled_share", "itl_p50_ms", *COST, "cost.per_prefill_context_ms"),
         budget_too_large,
         ENOUGH,
     ),
@@ -136,8 +137,8 @@ RULES = (
         "long_prompt_among_short",
         "ITL: steps with prompts in them",
         "A few prompts are much longer than the others, and decoding waits while they are computed.",
-        "itl_p99_ms",
-        ("prompt_p50", "prompt_max", "chunk_max", "stalled_share", "itl_p50_ms", "rows", *COST),
+        "itl_p999_ms",
+        ("prompt_p50", "prompt_max", "chunk_max", "stalled_share", "itl_p50_ms", *COST, "cost.per_prefill_context_ms"),
         long_prompt,
         ENOUGH,
     ),
@@ -192,7 +193,7 @@ RULES = (
         BRANCH,
         "A decode step spends most of its time reading the keys and values of long contexts.",
         "itl_p50_ms",
-        ("prompt_mean", "rows", "cost.per_decode_context_ms", *COST),
+        ("prompt_mean", "output_mean", "rows"),
         long_context,
         ENOUGH,
     ),

@@ -36,7 +36,7 @@ def broken_early(engine: Engine, figures: Figures) -> Remedy | None:
 
 
 def reordered(engine: Engine, figures: Figures) -> Remedy | None:
-    if figures["order_share"] < 0.3:
+    if figures["order_share"] < 0.2:
         return None
     return with_advice(
         reuse(figures, 0.5 * (1.0 - figures["cached_share"])),
@@ -53,7 +53,7 @@ def cache_off(engine: Engine, figures: Figures) -> Remedy | None:
 
 def evicted(engine: Engine, figures: Figures) -> Remedy | None:
     lost = figures["shared_share"] - figures["cached_share"]
-    if engine.slots.get("kv_allocator") != "prefix_cache" or figures["evicted_share"] < 0.5 or lost < 0.2:
+    if engine.slots.get("kv_allocator") != "prefix_cache" or figures["evicted_share"] < 0.2 or lost < 0.1:
         return None
     return with_advice(
         reuse(figures, lost), "Prefixes are evicted before they are used again.", *more_kv(engine)
