@@ -20,6 +20,10 @@ MOST_REQUESTS, MOST_DETAILS = 1000, 24
 async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None] = lambda text: None) -> Evidence:
     """Takes :data:`WINDOWS` times ``window_s``. Raises :class:`LiveError`."""
     plan = await engine.json("/engine/plan")
+    try:
+        facts = engine_of(plan)
+    except (KeyError, TypeError, IndexError) as error:
+        raise LiveError(f"{engine.url}/engine/plan lacks {error}: expected an engine of this version") from error
     windows: list[Figures] = []
     before = series_of(await engine.metrics())
     for number in range(WINDOWS):
@@ -27,7 +31,7 @@ async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None]
         figures, before = await watch(engine, before, asyncio.sleep(window_s), window_s / LOOKS)
         windows.append(figures)
     taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Evidence(engine_of(plan), windows, taken=taken)
+    return Evidence(facts, windows, taken=taken)
 
 
 async def watch(engine: LiveEngine, before: Series, work: Awaitable[object], look_s: float) -> tuple[Figures, Series]:

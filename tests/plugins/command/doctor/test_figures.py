@@ -37,12 +37,12 @@ def seen(
 
 
 def test_counters_count_from_the_beginning_of_the_window() -> None:
-    step = "engine_step_seconds"
-    before: Series = {(f"{step}_count", ""): 10.0, (f"{step}_sum", ""): 5.0}
-    after: Series = {(f"{step}_count", ""): 110.0, (f"{step}_sum", ""): 10.0}
+    count, device = ("engine_step_seconds_count", ""), ("engine_step_device_seconds_sum", "")
+    before: Series = {count: 10.0, device: 5.0}
+    after: Series = {count: 110.0, device: 10.0}
     found = figures_of(seen(before, after))
     assert found["steps"] == 100.0
-    assert found["step_ms"] == pytest.approx(50.0)
+    assert found["device_ms"] == pytest.approx(50.0)
     assert found["busy_share"] == pytest.approx(0.5)
 
 
