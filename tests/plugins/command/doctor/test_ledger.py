@@ -52,8 +52,7 @@ def test_a_ledger_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_shadow_is_set_up_like_the_engine() -> None:
     evidence = recorded("too_few_rows")
     composed = compose(shadow.overrides_of(evidence.engine), discover())
-    scheduler = composed.slots["scheduler"][0]
-    assert scheduler.config["max_requests"] == evidence.engine.settings["scheduler.max_requests"]
+    assert composed.tree()["scheduler"]["max_requests"] == evidence.engine.settings["scheduler.max_requests"]
 
 
 def test_the_shadows_load_is_like_the_one_that_was_seen() -> None:
