@@ -55,7 +55,10 @@ def test_the_most_similar_prompt_is_the_one_compared_with() -> None:
 
 def test_a_conversation_that_goes_on_is_no_miss() -> None:
     assert why(SYSTEM, SYSTEM + "More.", cached=96)["why"] == "it goes on where the other prompt ended"
-    assert why(SYSTEM, SYSTEM, cached=96)["why"] == "all its whole blocks were cached: 96 tokens; the rest is always computed"
+    assert (
+        why(SYSTEM, SYSTEM, cached=96)["why"]
+        == "all its whole blocks were cached: 96 tokens; the rest is always computed"
+    )
 
 
 def test_a_prompt_shorter_than_a_block_is_never_cached() -> None:
