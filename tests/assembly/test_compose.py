@@ -332,6 +332,7 @@ def test_what_comes_out_is_plain_json(builtins):
         *SLOTS,
         "model",
         "device",
+        "calibration",
         "execution",
         "overlap",
         "seed",

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from tests.service.fakes import says, text_of
@@ -72,7 +73,15 @@ def test_a_conversation_goes_on_after_every_mistake(served, terminal, capsys):
     assert "lost" not in second
 
 
-def test_ctrl_c_stops_an_answer_which_is_kept_as_far_as_it_came(served, terminal, capsys):
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """A shell's background jobs ignore Ctrl-C, and so does what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_stops_an_answer_which_is_kept_as_far_as_it_came(served, terminal, capsys, ctrl_c):
     client = served.running.client
     client.script, client.hold_before = says("one two three"), 8
 
