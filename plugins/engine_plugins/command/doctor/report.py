@@ -90,4 +90,4 @@ def _finding(number: int, finding: Finding) -> Iterator[Text]:
         yield Text(f"   advice:   {remedy.advice}")
     low, high = finding.metric_ms * remedy.low, finding.metric_ms * remedy.high
     yield Text(f"   predicts: {rule.metric} from {finding.metric_ms:.4g} to {low:.4g}-{high:.4g}")
-    yield Text(f"   wrong if: {finding.falsifier}")
+    yield Text(f"   {finding.falsifier}")
