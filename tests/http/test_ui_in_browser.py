@@ -113,6 +113,28 @@ async def test_escape_stops_an_answer(devtools: str) -> None:
 
 
 @in_loop
+async def test_a_new_chat_begins_empty_while_an_answer_comes(devtools: str) -> None:
+    async with page(devtools) as (tab, server):
+        server.client.hold_before = 3
+        await ask(tab, "hi")
+        await tab.until("document.querySelector('.turn.model')")
+        await tab.js("[...document.querySelectorAll('button')].find((each) => each.textContent === 'New chat').click()")
+        await server.client.abort_seen.wait()
+        await tab.until("document.querySelector('.composer button').textContent === 'Send'")
+        assert await tab.js("document.querySelector('.composer textarea').value") == ""
+
+
+@in_loop
+@pytest.mark.parametrize("name", ["constructor", "chat/%", "nowhere/%E0"])
+async def test_odd_addresses_lead_to_the_chat(devtools: str, name: str) -> None:
+    async with page(devtools) as (tab, _):
+        await tab.js("location.hash = '#requests'")
+        await tab.until("document.title.startsWith('Requests')")
+        await tab.js(f"location.hash = '#{name}'")
+        assert await tab.until("document.title.startsWith('Chat')")
+
+
+@in_loop
 async def test_every_screen_fits_a_narrow_window_and_opens_by_its_number(devtools: str) -> None:
     async with page(devtools) as (tab, _):
         await tab.js("document.activeElement.blur()")

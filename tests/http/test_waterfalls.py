@@ -80,7 +80,7 @@ async def test_a_prompt_says_what_kept_it_out_of_the_prefix_cache() -> None:
             _, _, data = await server.post(CHAT, chat(f"{time}. " + "The manual says this. " * 8))
             names.append(json.loads(data)["id"])
         shown = [json.loads((await server.get(f"/engine/requests/{name}"))[2])["sequences"][0] for name in names]
-        assert shown[0]["prefix"] == {"why": "no prompt of the same cache_salt came before it"}
+        assert shown[0]["prefix"] == {"kind": "first", "why": "no prompt of the same cache_salt came before it"}
         assert shown[1]["prefix"]["nearest"] == f"{names[0]}-0"
         assert shown[1]["prefix"]["why"].startswith("a number, date or time differs")
 

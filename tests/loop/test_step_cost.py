@@ -189,10 +189,11 @@ def test_costs_survive_json():
 def test_another_process_goes_on_from_what_was_measured():
     first = fed()
     second = StepCostModel(state=msgspec.json.decode(msgspec.json.encode(first.state()), type=StepCostState))
-    assert second.cost() == first.cost()
+    assert second.cost() == first.state().cost and second.cost().num_samples == first.cost().num_samples
+    each = StepWork.decode(700) + StepWork.chunk(64, 400)
     for model in (first, second):
-        model.observe(StepWork.decode(700), 11.5)
-    assert second.cost() == first.cost()
+        model.observe(each, TRUTH.ms(each))
+    assert second.cost().ms(each) == pytest.approx(first.cost().ms(each), rel=0.02)
 
 
 def test_errors_are_reported_by_kind_of_step():
@@ -206,3 +207,27 @@ def test_errors_are_reported_by_kind_of_step():
     assert report.cost == model.cost()
     assert {of.kind for of in report.errors} == kinds.keys()
     assert all(of.median_error < 0.01 and abs(of.bias) < 0.01 and of.num_steps == 100 for of in report.errors[1:])
+
+
+def test_what_is_handed_on_remembers_what_came_before_the_last_steps():
+    model = StepCostModel()
+    rng = random.Random(4)
+    for _ in range(100):
+        for work in (StepWork.chunk(rng.randint(16, 512)), StepWork.decode(rng.randint(1, 900))):
+            model.observe(work, (10.0 + 0.5 * work.num_tokens) * rng.uniform(0.9, 1.1))
+    for _ in range(600):  # with decodes alone, and a machine that has become slower
+        work = StepWork.decode(rng.randint(1, 900))
+        model.observe(work, 14.0 * rng.uniform(0.9, 1.1))
+    handed_on = model.state().cost
+    assert model.cost().ms(StepWork.decode(400)) == pytest.approx(14.0, rel=0.05)
+    assert handed_on.ms(StepWork.decode(400)) == pytest.approx(13.0, rel=0.1)
+    assert handed_on.ms(StepWork.chunk(256)) == pytest.approx(138.0, rel=0.1)
+
+
+def test_a_noisy_time_is_foretold_by_its_mean():
+    model = StepCostModel()
+    rng = random.Random(5)
+    times = [12.0 * rng.choice((0.7, 0.9, 1.1, 1.3)) for _ in range(3000)]
+    for ms in times:
+        model.observe(StepWork.decode(rng.randint(1, 900)), ms)
+    assert model.state().cost.ms(StepWork.decode(400)) == pytest.approx(12.0, rel=0.02)

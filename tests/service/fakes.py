@@ -175,7 +175,7 @@ class ScriptedClient(ClientBase):
         if self.hang_at_start is not None:
             await self.hang_at_start.wait()
             raise EngineDead(self.cause_of_death)
-        info = EngineInfo(1, (8,), 16, MAX_LEN, VOCAB, 0, 0, (), ())
+        info = EngineInfo(1, (8,), 16, 112, MAX_LEN, VOCAB, 0, 0, (), ())
         self.deliver(Ready(info))
         return info
 

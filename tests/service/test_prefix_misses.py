@@ -37,6 +37,7 @@ def why(*prompts: str, cached: int = 0, salts: Sequence[str] = (), block: int = 
 )
 def test_a_place_that_changes_in_front_of_what_does_not_is_named(first: str, second: str, said: str) -> None:
     found = why(first + SYSTEM, second + SYSTEM)
+    assert found["kind"] == "inserted"
     assert found["why"].startswith(said) and "put it at the end" in found["why"]
     assert found["first_difference"] == next(i for i, (a, b) in enumerate(zip(first, second)) if a != b)
 
@@ -44,12 +45,14 @@ def test_a_place_that_changes_in_front_of_what_does_not_is_named(first: str, sec
 def test_parts_in_another_order_are_named() -> None:
     found = why(SYSTEM + TOOLS, TOOLS + SYSTEM)
     place = f"stands at token {len(SYSTEM)} of the other prompt; keep one order"
+    assert found["kind"] == "order"
     assert found["why"] == f"order: what begins at token 0 {place}"
 
 
 def test_the_most_similar_prompt_is_the_one_compared_with() -> None:
     found = why("x" + TOOLS, SYSTEM + "What is a list?", "y" + TOOLS, SYSTEM + "When was it?", cached=96)
     assert found["nearest"] == "r1" and found["shared_tokens"] == len(SYSTEM) + 2
+    assert found["kind"] == "differs"
     assert found["why"] == f"its content differs from token {len(SYSTEM) + 2} on"
 
 
@@ -66,16 +69,16 @@ def test_a_prompt_shorter_than_a_block_is_never_cached() -> None:
 
 
 def test_evictions_are_told_from_differences() -> None:
-    assert "evicted" in why(SYSTEM, SYSTEM)["why"]
+    assert why(SYSTEM, SYSTEM)["kind"] == "evicted"
 
 
 def test_no_tenant_learns_of_the_prompts_of_another() -> None:
-    assert set(why(SYSTEM, SYSTEM, salts=("a", "b"))) == {"why"}
+    assert set(why(SYSTEM, SYSTEM, salts=("a", "b"))) == {"kind", "why"}
     assert why(SYSTEM, TOOLS, SYSTEM, salts=("a", "b", "b"))["nearest"] == "r1"
 
 
 def test_the_first_prompt_of_all_has_nothing_to_differ_from() -> None:
-    assert why(SYSTEM) == {"why": "no prompt of the same cache_salt came before it"}
+    assert why(SYSTEM) == {"kind": "first", "why": "no prompt of the same cache_salt came before it"}
 
 
 def test_no_text_of_a_prompt_is_shown() -> None:

@@ -101,11 +101,11 @@ def test_a_reply_larger_than_agreed_is_not_read(sandbox: Sandbox) -> None:
     assert ask(sandbox, "hello") == "hello"
     (child,) = sandbox._children
     assert child._connection is not None
-    child._connection.close()
-    child._connection, theirs = socket.socketpair()
-    theirs.sendall(packed(b"x" * 2000))
-    with pytest.raises(SandboxEnded, match="too much"):
-        ask(sandbox, "hello")
+    with child._connection:  # open until the end: a child whose connection closes ends, and is replaced
+        child._connection, theirs = socket.socketpair()
+        theirs.sendall(packed(b"x" * 2000))
+        with pytest.raises(SandboxEnded, match="too much"):
+            ask(sandbox, "hello")
 
 
 def test_a_closed_sandbox_leaves_no_process_and_keeps_nobody_waiting(sandbox: Sandbox) -> None:

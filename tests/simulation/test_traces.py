@@ -84,6 +84,11 @@ def test_turns_of_a_session_wait_for_each_other(tmp_path: Path) -> None:
     assert (fourth.after, fourth.arrival_s) == (("line 1", "line 2"), pytest.approx(0.007))
 
 
+def test_ids_may_be_the_number_0(tmp_path: Path) -> None:
+    _, second, *_ = read_trace(written(tmp_path, SESSIONS.replace('"session_id": "a"', '"session_id": 0')))
+    assert (second.session, second.after) == ("0", ("line 1",))
+
+
 def test_dynamo_orders_requests_by_arrival_and_rebuilds_sessions(tmp_path: Path) -> None:
     events = [dynamo("b", 2000, 2500, "s"), {"event_type": "tool_end"}, {"event": dynamo("a", 1000, 1200, "s")}]
     first, second = read_trace(written(tmp_path, "\n".join(map(json.dumps, events))))
@@ -119,6 +124,7 @@ def test_files_packed_by_gzip_and_a_limit(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (AZURE + "yesterday,1,2\n", "line 4: TIMESTAMP is 'yesterday', expected a date and time"),
+        (AZURE + "2023-11-16 18:15:46+00:00,1,2\n", "line 4: TIMESTAMP .* a time zone in both or in neither"),
         (AZURE + "2023-11-16 18:15:46,1\n", "line 4: it has 2 values, expected 3"),
         (BURSTGPT + "5,ChatGPT,x,18,490,API log\n", "line 5: Request tokens is 'x', expected a whole number from 1 on"),
         (MOONCAKE + "{\n", "line 3: expected a JSON object"),

@@ -288,7 +288,7 @@ async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault
     except Refused as error:
         return Outcome(fault, result.diagnosis, refused=str(error))
     values = [figures[first.rule.metric] for figures in after.windows if first.rule.metric in figures]
-    ratio = sum(values) / len(values) / first.metric_ms if values else None
+    ratio = sum(values) / len(values) / first.metric if values else None
     return Outcome(fault, result.diagnosis, ratio)
 
 

@@ -4,8 +4,10 @@
                                          [--pairs | --speed] [overrides]
 
 The step cost and the API process's overheads are fitted once, on steps and requests of the ``conversation`` trace, and
-written to DIR/calibration.json; the other traces, and all loads, are foretold with it. A load is a share of the rate at
-which the simulator serves the whole trace at once. ``--pairs``: which of two plugin sets has the lower mean TTFT and
+written to DIR/calibration.json; the other traces, and all loads, are foretold with it. Since a shared machine becomes
+slower and faster, each run is foretold twice: as calibrated, and with steps as much longer as they were in it, all
+together (``pace``). A cell is the measured mean, both errors, and the spread of repeats. A load is a share of the rate
+at which the simulator serves the whole trace at once. ``--pairs``: which of two plugin sets has the lower mean TTFT and
 ITL, in reality and simulated. Figures go to DIR/figures.json; tables are printed as markdown.
 """
 
@@ -21,15 +23,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 
 from engine.contracts.percentiles import percentiles
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
+from engine.loop.step_cost import StepCostModel
 from engine.simulation.calibration import SCHEMA, Calibration, read_calibration, write_calibration
 from engine.simulation.outcome import Outcome
 from engine.simulation.plans import most_blocks, resolve
@@ -183,34 +185,38 @@ def fitted(events: Sequence[Mapping[str, Any]], num_blocks: int, words: str) -> 
 
 
 def step_cost(events: Sequence[Mapping[str, Any]]) -> StepCost:
-    """Least squares of relative errors without negative coefficients; errors beyond three typical ones count less."""
-    steps = [event for event in events if event["type"] == "step"]
-    names = ("decode_context", "prefill_context")
-    tokens = [step["num_prefill_tokens"] + step["num_decode_tokens"] for step in steps]
-    work = np.array([[1, count, *(step[n] for n in names)] for count, step in zip(tokens, steps, strict=True)], float)
-    ms = np.array([step["device_ms"] for step in steps])
-    trust, found = np.ones(len(ms)), np.zeros(work.shape[1])
-    for _ in range(10):
-        scale = np.sqrt(trust) / ms
-        found = _non_negative(work * scale[:, None], ms * scale)
-        error = np.abs(work @ found - ms) / ms
-        trust = np.minimum(1.0, 3 * np.median(error) / np.maximum(error, 1e-9))
-    base, token, decode, prefill = (float(value) for value in found)
+    """As an engine would hand it on, but for the gap, which is the mean."""
+    model, steps = StepCostModel(), steps_of(events)
+    for step in steps:
+        model.observe(work_of(step), step["device_ms"])
     gaps = [step["gap_ms"] for step in steps if step["gap_ms"] > 0]
-    gap = float(np.mean(np.minimum(gaps, np.quantile(gaps, 0.99)))) if gaps else 0.0
-    return StepCost(base, token, len(steps), per_decode_context_ms=decode, per_prefill_context_ms=prefill, gap_ms=gap)
+    gap = _mean(min(each, percentiles([(gap, 1) for gap in gaps], (99,))[0]) for each in gaps) if gaps else 0.0
+    return replace(model.state().cost, gap_ms=gap)
 
 
-def _non_negative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Leaves out what comes out negative, the worst first."""
-    kept, found = list(range(a.shape[1])), np.zeros(a.shape[1])
-    while kept:
-        part = np.linalg.lstsq(a[:, kept], b, rcond=None)[0]
-        if part.min() >= 0:
-            found[kept] = part
-            return found
-        kept.pop(int(part.argmin()))
-    return found
+def steps_of(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [event for event in events if event["type"] == "step"]
+
+
+def work_of(step: Mapping[str, Any]) -> StepWork:
+    tokens = step["num_prefill_tokens"] + step["num_decode_tokens"]
+    return StepWork(step["num_requests"], tokens, step["decode_context"], step["prefill_context"])
+
+
+def pace_of(events: Sequence[Mapping[str, Any]], cost: StepCost) -> float:
+    """How much longer steps took than ``cost`` says, all together: what a shared machine does beside."""
+    steps = steps_of(events)
+    return float(sum(step["device_ms"] for step in steps) / sum(cost.ms(work_of(step)) for step in steps))
+
+
+def at_pace(cost: StepCost, pace: float) -> StepCost:
+    return replace(
+        cost,
+        base_ms=cost.base_ms * pace,
+        per_token_ms=cost.per_token_ms * pace,
+        per_decode_context_ms=cost.per_decode_context_ms * pace,
+        per_prefill_context_ms=cost.per_prefill_context_ms * pace,
+    )
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -287,23 +293,29 @@ def measure(server: Server, spec: EngineSpec, flags: argparse.Namespace) -> list
             begun = time.perf_counter()
             outcome = simulate(trace, [spec])
             wall_s = time.perf_counter() - begun
-            real = [of_reality(replay(server, trace, f"{name}{load}{i}")) for i in range(flags.repeats)]
-            simulated = of_simulation(outcome)
-            speed = outcome.duration_s / wall_s
-            row = {"trace": name, "load": load, "rate": rate, "requests": len(trace), "speed": speed}
-            rows.append({**row, "real": real, "simulated": simulated})
-            print(_row(rows[-1]), flush=True)
+            runs = [replay(server, trace, f"{name}{load}{i}") for i in range(flags.repeats)]
+            paces = [pace_of(events, spec.step_cost) for events in runs]
+            paced = [replace(spec, step_cost=at_pace(spec.step_cost, pace)) for pace in paces]
+            row = {"trace": name, "load": load, "rate": rate, "requests": len(trace), "paces": paces}
+            row["speed"] = outcome.duration_s / wall_s
+            row["real"] = [of_reality(events) for events in runs]
+            row["simulated"] = of_simulation(outcome)
+            row["simulated_at_pace"] = [of_simulation(simulate(trace, [each])) for each in paced]
+            rows.append(row)
+            print(_row(row), flush=True)
     return rows
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    cells = [row["trace"], f"{row['load']:g}", str(row["requests"])]
+    paces = "-".join(f"{pace:.2f}" for pace in (min(row["paces"]), max(row["paces"])))
+    cells = [row["trace"], f"{row['load']:g}", str(row["requests"]), paces]
     for name, said in row["simulated"].items():
         values = [real[name] for real in row["real"]]
         mean = _mean(values)
         spread = (max(values) - min(values)) / mean if mean else 0.0
-        error = (said - mean) / mean if mean else 0.0
-        cells.append(f"{mean:.2f}, {error:+.0%} ({spread:.0%})")
+        paced = _mean(each[name] for each in row["simulated_at_pace"])
+        errors = [(each - mean) / mean if mean else 0.0 for each in (said, paced)]
+        cells.append(f"{mean:.2f}, {errors[0]:+.0%} / {errors[1]:+.0%} ({spread:.0%})")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -377,6 +389,8 @@ def main() -> None:
             else:
                 calibration = calibrate(server, flags.overrides, flags.out, flags.seconds)
             print(calibration.step_cost, calibration.overheads, flush=True)
+            names = ("trace", "load", "requests", "pace", "TTFT mean", "TTFT P95", "ITL mean", "ITL P95")
+            print("|", " | ".join((*names, "queue", "prefill", "gap")), "|", flush=True)
             result = measure(server, spec_of(flags.overrides, calibration), flags)
     name = "pairs" if flags.pairs else "figures"
     (flags.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -35,7 +35,20 @@ def check_empty(flags: argparse.Namespace) -> None:
 
 def with_model(overrides: Sequence[str], path: str | None) -> list[str]:
     """The overrides, and ``--model PATH`` as the last of them, if given."""
-    return [*overrides, *(() if path is None else (f"model.path={quoted(path)}",))]
+    return [*overrides, *(() if path is None else (assignment("model.path", path),))]
+
+
+def assignment(key: str, value: object) -> str:
+    """The override that sets ``key``, whatever characters are in ``value``."""
+    return f"{key}={_text(value)}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def overrides_of(flag: str, text: str) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.assembly.assemble import assemble, configure
-from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
@@ -16,6 +15,7 @@ from engine.checkpoint.files import shown
 from engine.contracts.model import DeviceFacts, ModelConfig
 from engine.evaluation.baseline import lossless_override
 from engine.evaluation.errors import EvalError
+from engine.evaluation.flags import assignment
 from engine.evaluation.options import EvalOptions
 
 LOSSY_SLOTS = ("quantizer", "kv_format")
@@ -52,7 +52,7 @@ def reference_of(options: EvalOptions) -> Contestant:
     :class:`EvalError` where no plugin is lossless."""
     overrides = [word for word in options.overrides if not _is_lossy(word)]
     if options.reference is not None:
-        overrides.append(f"model.path={quoted(options.reference)}")
+        overrides.append(assignment("model.path", options.reference))
     if options.reference_dtype is not None:
         overrides.append(f"model.dtype={options.reference_dtype}")
     configured = configure(overrides, options.config_dirs)

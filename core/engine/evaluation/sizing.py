@@ -14,13 +14,12 @@ import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import Mixture, StepCost
 from engine.evaluation.capacity import bind_stated, checkpoint_of
 from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
@@ -54,6 +53,11 @@ class Sizing:
     """KV blocks of a group that keeps every token, the padding block included; 0: it does not fit."""
     refusal: str = ""
     """Why the engine would refuse to start, and what to set; empty: it fits."""
+
+    @property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """Of experts, as step costs count them."""
+        return mixtures(self.graph)
 
     @property
     def kv_per_token(self) -> float:
@@ -118,14 +122,9 @@ def _held(pool: PoolShape, group: int, blocks: int, shared: int) -> int:
     return (blocks - common) // (most - common)
 
 
-def model_override(path: str) -> str:
-    """Of ``model.path``, whatever characters are in it."""
-    return f"model.path={quoted(path)}"
-
-
 def measured_step_cost(sizing: Sizing) -> StepCost | None:
     """What an engine with this plan has measured on this machine and kept; ``None``: none has."""
-    kept = calibration(sizing.plan, mixtures(sizing.graph))
+    kept = calibration(sizing.plan, sizing.mixtures)
     state = None if kept is None else kept.load()
     return None if state is None else state.cost
 

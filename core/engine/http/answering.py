@@ -142,6 +142,9 @@ async def _proxied(
     except ApiError as error:
         status = error.status
         raise
+    except Exception as error:
+        status = 499 if isinstance(error, ConnectionError) else 500
+        raise
     finally:
         now_s, trace = time.monotonic(), arrival.trace
         total_ms = (now_s - arrival.received_s) * 1e3

@@ -184,6 +184,7 @@ class EngineCore:
         calibration = self._settings.calibration
         state = None if calibration is None else calibration.load()
         self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures, state)
+        self._cost_report = self._cost.report()
 
     @contextlib.contextmanager
     def drafting(self, num_drafts: int) -> Iterator[None]:

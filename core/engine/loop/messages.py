@@ -93,6 +93,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     num_blocks: tuple[int, ...]
     """By KV group."""
     block_size: int
+    kv_tokens: int
+    """That the KV pool holds."""
     max_len: int
     vocab_size: int
     weights_bytes: int

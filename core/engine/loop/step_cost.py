@@ -8,10 +8,16 @@ steps do not drown the short decode steps.
 Real traffic moves terms together: while the same requests decode, their number stands still and only the context
 grows. The descent begins at the last solution and stops after a few sweeps. So a coefficient that recent steps tell
 nothing of stays as it is.
+
+What is handed on to the next start, to plans and to simulations is a fit of the same steps with a long memory, since
+the last steps of a process may all have decoded. There errors are relative to what was foretold: with ``1 / ms**2``
+quick steps count for more than slow ones, and the fit lies below the mean of noisy steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from operator import mul
@@ -24,7 +30,12 @@ from engine.loop.step_errors import StepCostReport, StepErrors
 TERMS = 4
 _FORGET = 0.98
 """Weight a sample keeps when the next one comes: a memory of about 50 steps."""
+_FORGET_LONG = 0.999
+"""The same of what is handed on: a memory of about 1,000 steps."""
 _SWEEPS = 3
+_LARGEST_UNIT = 1e9
+_MOST_SWEEPS, _SETTLED = 2000, 1e-6
+"""Of a fit that is handed on, which begins anew: until no coefficient changes by more than this share."""
 _TOLERANCE = 3.0
 """Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
 _SCALE_RATE = 0.05
@@ -37,7 +48,7 @@ each step of the memory."""
 
 
 class FitState(msgspec.Struct, frozen=True):
-    """What a fit remembers."""
+    """What a fit hands on: of its long memory."""
 
     sums: tuple[tuple[float, ...], ...]
     """``[TERMS, TERMS + 1]``: weighted, of a term's products with every term, and with milliseconds."""
@@ -128,7 +139,17 @@ class StepCostModel:
         return self._errors.report(self._cost)
 
     def state(self) -> StepCostState:
-        return StepCostState(tuple(fit.state() for fit in self._fits), self._fits.index(self._best), self._cost)
+        """With a cost of the long memory, unlike :meth:`cost`."""
+        fits, best = tuple(fit.state() for fit in self._fits), self._fits.index(self._best)
+        base, token, decode_context, prefill_context = fits[best].coefficients
+        cost = replace(
+            self._cost,
+            base_ms=base,
+            per_token_ms=token,
+            per_decode_context_ms=decode_context,
+            per_prefill_context_ms=prefill_context,
+        )
+        return StepCostState(fits, best, cost)
 
 
 class _Fit:
@@ -144,17 +165,24 @@ class _Fit:
         """Sum of recent residuals, each relative to its step and at most 1."""
         self._sums = [[0.0] * (TERMS + 1) for _ in range(TERMS)]
         """See :attr:`FitState.sums`."""
+        self._long_sums = [[0.0] * (TERMS + 1) for _ in range(TERMS)]
+        """In units that grow with every sample, which is quicker than to let all older ones lose weight."""
+        self._unit = 1.0
         self._num_samples = 0
         self._typical = 0.0
 
     def resume(self, state: FitState) -> None:
-        self._sums = [list(row) for row in state.sums]
+        share = (1.0 - _FORGET_LONG) / (1.0 - _FORGET)
+        self._sums = [[share * total for total in row] for row in state.sums]
+        self._long_sums, self._unit = [list(row) for row in state.sums], 1.0
         self.coefficients = list(state.coefficients)
         self._typical = state.typical
         self._num_samples = 2
 
     def state(self) -> FitState:
-        return FitState(tuple(map(tuple, self._sums)), tuple(self.coefficients), self._typical)
+        self._in_plain_units()
+        coefficients = tuple(_solved(self._long_sums, self.coefficients))
+        return FitState(tuple(map(tuple, self._long_sums)), coefficients, self._typical)
 
     def observe(self, work: StepWork, ms: float) -> None:
         terms = (
@@ -163,13 +191,27 @@ class _Fit:
             work.decode_context,
             work.prefill_context,
         )
-        weight = self._trust(sum(map(mul, terms, self.coefficients)), ms) / (ms * ms)
-        sample = (*terms, ms)
+        predicted = sum(map(mul, terms, self.coefficients))
+        trust = self._trust(predicted, ms)
+        expected = min(max(predicted, ms / 2.0), 2.0 * ms)
+        weight, sample = trust / (ms * ms), (*terms, ms)
         for term, row in zip(terms, self._sums, strict=True):
             scale = weight * term
             row[:] = [_FORGET * total + scale * value for total, value in zip(row, sample, strict=True)]
+        self._unit /= _FORGET_LONG
+        weight = self._unit * trust / (expected * expected)
+        for term, row in zip(terms, self._long_sums, strict=True):
+            if term:
+                scale = weight * term
+                row[:] = [total + scale * value for total, value in zip(row, sample, strict=True)]
+        if self._unit > _LARGEST_UNIT:
+            self._in_plain_units()
         self._num_samples += 1
         self._solve()
+
+    def _in_plain_units(self) -> None:
+        self._long_sums = [[total / self._unit for total in row] for row in self._long_sums]
+        self._unit = 1.0
 
     def _trust(self, predicted: float, ms: float) -> float:
         """Huber weight in (0, 1] of a sample, from its relative residual."""
@@ -185,9 +227,23 @@ class _Fit:
 
     def _solve(self) -> None:
         """From the last solution on: a coefficient that no sample tells of stays as it is."""
-        solution = self.coefficients
         for _ in range(_SWEEPS):
-            for i, row in enumerate(self._sums):
-                if row[i] > 0.0:
-                    missing = row[TERMS] - sum(map(mul, row, solution))  # map ends with the solution
-                    solution[i] = max(0.0, solution[i] + missing / row[i])
+            _sweep(self._sums, self.coefficients)
+
+
+def _solved(sums: list[list[float]], start: Sequence[float]) -> list[float]:
+    solution = list(start)
+    for _ in range(_MOST_SWEEPS):
+        before = tuple(solution)
+        _sweep(sums, solution)
+        if all(abs(now - then) <= _SETTLED * then for now, then in zip(solution, before, strict=True)):
+            break
+    return solution
+
+
+def _sweep(sums: list[list[float]], solution: list[float]) -> None:
+    """One descent along each coordinate."""
+    for i, row in enumerate(sums):
+        if row[i] > 0.0:
+            missing = row[TERMS] - sum(map(mul, row, solution))  # map ends with the solution
+            solution[i] = max(0.0, solution[i] + missing / row[i])

@@ -11,7 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 MAX_TOKENS = 1 << 20
 """Of all prompts kept together."""
@@ -21,6 +21,10 @@ SAME = 32
 NEAR = 64
 """A difference of at most so many tokens on either side, behind which both prompts go on alike, is one inserted or
 changed place."""
+Kind = Literal["first", "whole", "evicted", "continues", "inserted", "order", "differs"]
+"""``first``: no prompt came before it; ``whole``: all its whole blocks were cached; ``evicted``: what it shares was not
+in the cache; ``continues``: it goes on where the other one ended; ``inserted``: a short text differs, and both go on
+alike; ``order``: parts have changed places; ``differs``: anything else."""
 _NUMBERS = re.compile(r"[\d\s:./,+\-TZ]*\d[\d\s:./,+\-TZ]*", re.ASCII)
 _ID = re.compile(r"(?=.*\d)[\s0-9A-Fa-f_\-]+", re.ASCII)
 
@@ -49,7 +53,8 @@ class RecentPrompts:
     def explain(
         self, request_id: str, cached: int, block_size: int, decode: Callable[[Sequence[int]], str]
     ) -> dict[str, Any] | None:
-        """Why no more than ``cached`` tokens of a prompt were found; ``None`` for a prompt that is not kept."""
+        """Why no more than ``cached`` tokens of a prompt were found: ``kind`` is a :data:`Kind`, and ``why`` says it
+        in words. ``None`` for a prompt that is not kept."""
         mine = self._prompts.get(request_id)
         if mine is None:
             return None
@@ -57,7 +62,7 @@ class RecentPrompts:
         # Tenants share nothing, so neither may one learn what another's prompts have in common with its own.
         before = [name for name in names[: names.index(request_id)] if self._prompts[name].salt == mine.salt]
         if not before:
-            return {"why": "no prompt of the same cache_salt came before it"}
+            return _because("first", "no prompt of the same cache_salt came before it")
         shared, nearest = max((common(mine.tokens, self._prompts[name].tokens), at) for at, name in enumerate(before))
         name = before[nearest]
         other = self._prompts[name]
@@ -65,9 +70,13 @@ class RecentPrompts:
         whole = min(shared, len(mine.tokens) - 1) // block_size * block_size
         if cached >= whole:
             if shared == len(mine.tokens):
-                return found | {"why": _whole_blocks(whole, block_size)}
-            return found | {"why": _difference(mine.tokens, other.tokens, shared, decode)}
-        return found | {"why": "what both share was not in the cache: not computed yet, or evicted"}
+                return found | _because("whole", _whole_blocks(whole, block_size))
+            return found | _difference(mine.tokens, other.tokens, shared, decode)
+        return found | _because("evicted", "what both share was not in the cache: not computed yet, or evicted")
+
+
+def _because(kind: Kind, why: str) -> dict[str, Any]:
+    return {"kind": kind, "why": why}
 
 
 def _whole_blocks(cached: int, block_size: int) -> str:
@@ -89,25 +98,27 @@ def common(one: array[int], other: array[int]) -> int:
     return least
 
 
-def _difference(mine: array[int], other: array[int], at: int, decode: Callable[[Sequence[int]], str]) -> str:
+def _difference(mine: array[int], other: array[int], at: int, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """Of two prompts that part at a token."""
     if at == len(other):
-        return "it goes on where the other prompt ended"
+        return _because("continues", "it goes on where the other prompt ended")
     if (meeting := _meet_again(mine, other, at)) is not None:
         changed = decode(mine[at : at + meeting]) or decode(other[at : at + meeting])
         same = common(mine[at + meeting :], other[at + meeting :]) if meeting else 0
-        return f"{_kind(changed)} differs at token {at}; behind it both go on alike: put it at the end{_lost(same)}"
+        why = f"{_sort(changed)} differs at token {at}; behind it both go on alike: put it at the end{_lost(same)}"
+        return _because("inserted", why)
     place = _find(other, mine[at : at + SAME])
     if place is not None and len(mine) - at >= SAME:
-        return f"order: what begins at token {at} stands at token {place} of the other prompt; keep one order"
-    return f"its content differs from token {at} on"
+        where = f"what begins at token {at} stands at token {place} of the other prompt"
+        return _because("order", f"order: {where}; keep one order")
+    return _because("differs", f"its content differs from token {at} on")
 
 
 def _lost(same: int) -> str:
     return f" (at least {same} tokens would be shared)" if same else ""
 
 
-def _kind(text: str) -> str:
+def _sort(text: str) -> str:
     if _NUMBERS.fullmatch(text):
         return "a number, date or time"
     if _ID.fullmatch(text):

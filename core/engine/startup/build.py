@@ -126,6 +126,7 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -
         pid=os.getpid(),
         num_blocks=kv.num_blocks,
         block_size=kv.block_size,
+        kv_tokens=(pool.blocks - 1) * kv.block_size,
         max_len=pool.max_len,
         vocab_size=memory.plan.model.vocab_size,
         weights_bytes=model.weights_bytes,

@@ -40,7 +40,11 @@ def samples(text: str) -> Iterator[Sample]:
             raise LiveError(f"/metrics has a line {line[:80]!r}, expected Prometheus' text format")
         name, labels, value = found.groups()
         pairs = _LABEL.findall(labels or "")
-        yield Sample(name, {key: re.sub(r"\\.", _plain, text) for key, text in pairs}, float(value))
+        try:
+            number = float(value)
+        except ValueError:
+            raise LiveError(f"/metrics has a line {line[:80]!r}, expected a number at its end") from None
+        yield Sample(name, {key: re.sub(r"\\.", _plain, text) for key, text in pairs}, number)
 
 
 def _plain(found: re.Match[str]) -> str:

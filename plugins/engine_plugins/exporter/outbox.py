@@ -119,7 +119,7 @@ class Outbox(Generic[T]):
             connection.request("POST", path, body, self._headers)
             response = connection.getresponse()
             return response.status, response.read(65536), seconds_of(response.getheader("Retry-After"))
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: what HTTP cannot carry
             return NO_ANSWER, (str(error) or type(error).__name__).encode(), None
         finally:
             connection.close()

@@ -88,3 +88,11 @@ def test_a_server_says_in_seconds_or_as_a_date_when_to_come_again():
     assert 590 < (seconds_of(later) or 0) <= 600
     assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert [seconds_of(text) for text in (None, "", "soon", "-1", "²")] == [None] * 5
+
+
+def test_what_http_cannot_carry_is_dropped_and_counted():
+    with receiving() as server:
+        box = make(server.url, headers={"X-Token": "\u20ac"}, timeout_s=0.5)
+        box.put(1)
+        box.close()
+        assert (len(server.posted), box.sent, box.dropped) == (0, 0, 1)

@@ -25,8 +25,8 @@ async def recent_requests(http: web.Request) -> web.StreamResponse:
     asked = http.query.get("count", str(DEFAULT_COUNT))
     if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
         raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
-    found = await state.read_exporters(lambda: state.waterfalls.recent(int(asked)))
-    return json_response({"requests": [_brief(each) for each in found]})
+    found = await state.read_exporters(lambda: [_brief(each) for each in state.waterfalls.recent(int(asked))])
+    return json_response({"requests": found})
 
 
 async def one_request(http: web.Request) -> web.StreamResponse:

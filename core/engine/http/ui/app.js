@@ -20,7 +20,7 @@ for (const screen of Object.values(screens)) {
 
 function route() {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  const next = screens[name] ?? screens.chat;
+  const next = Object.hasOwn(screens, name) ? screens[name] : screens.chat;
   if (shown && shown !== next) {
     shown.element.hidden = true;
     shown.hide?.();
@@ -32,7 +32,15 @@ function route() {
   }
   next.element.hidden = false;
   document.title = `${links[Object.values(screens).indexOf(next)].textContent} · engine`;
-  next.show?.(decodeURIComponent(rest.join("/")));
+  next.show?.(decoded(rest.join("/")));
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // a lone %
+  }
 }
 
 // --- theme

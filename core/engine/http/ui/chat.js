@@ -129,7 +129,7 @@ export function chatScreen() {
     if (reply.text) mine.push({ role: "assistant", content: reply.text });
     else if (problem) {
       mine.pop();
-      message.value ||= text; // to be changed and sent again
+      if (turn.isConnected) message.value ||= text; // to be changed and sent again
       grow();
     }
     live.replaceChildren(...ending(reply, problem, speed));

@@ -48,7 +48,7 @@ function deviceFacts({ device, execution, overlap, engine_version: version }, en
   return [
     ["device", device.name || device.kind], ["memory", bytes(device.memory_bytes)], ["execution", execution],
     ["overlap", overlap ? "on" : "off"],
-    ...(engine ? [["KV pool", `${count(engine.num_blocks.reduce((all, each) => all + each - 1, 0) * engine.block_size)} tokens`]] : []),
+    ...(engine ? [["KV pool", `${count(engine.kv_tokens)} tokens`]] : []),
     ["engine", version],
   ];
 }

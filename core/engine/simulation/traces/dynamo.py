@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from engine.simulation.trace import TraceRequest
-from engine.simulation.traces.lines import Line
+from engine.simulation.traces.lines import Line, named
 
 SCHEMA = "dynamo.request.trace.v1"
 
@@ -28,8 +28,9 @@ def read_dynamo(lines: Iterable[Line]) -> Iterator[TraceRequest]:
     last: dict[str, tuple[str, float]] = {}
     for received_s, line, event in found:
         request, replay = event["request"], line.part(event["request"], "replay")
-        session = str((event.get("agent_context") or {}).get("session_id") or "")
-        request_id = str(request.get("request_id") or f"line {line.number}")
+        context = event.get("agent_context")
+        session = named(context.get("session_id")) if isinstance(context, Mapping) else ""
+        request_id = named(request.get("request_id")) or f"line {line.number}"
         at_s, after = received_s - started, ""
         if session in last:
             after, ended_s = last[session]

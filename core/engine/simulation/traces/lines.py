@@ -99,3 +99,8 @@ def _number(value: object) -> float | None:
         except ValueError:
             return None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def named(value: object) -> str:
+    """An id, which may be the number 0; empty if there is none."""
+    return "" if value is None else str(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from engine.simulation.trace import TraceRequest
-from engine.simulation.traces.lines import Line
+from engine.simulation.traces.lines import Line, named
 
 BLOCK_TOKENS = 512
 
@@ -20,8 +20,8 @@ def read_mooncake(lines: Iterable[Line], block_tokens: int = BLOCK_TOKENS) -> It
     """By session: its last request, and its time stamp."""
     for line in lines:
         record = line.record()
-        session = str(record.get("session_id") or "")
-        request_id = str(record.get("request_id") or f"line {line.number}")
+        session = named(record.get("session_id"))
+        request_id = named(record.get("request_id")) or f"line {line.number}"
         stamp = _ms(line, record, "timestamp", "created_time")
         delay = _ms(line, record, "delay", "delay_ms")
         after = line.names(record, "wait_for")

@@ -20,6 +20,8 @@ def read_azure(lines: Iterable[Line]) -> Iterator[TraceRequest]:
     for line, row in _rows(lines):
         at = _moment(line, str(line.value(row, "TIMESTAMP")))
         started = started or at
+        if (at.tzinfo is None) != (started.tzinfo is None):
+            line.fail(f"TIMESTAMP {at} and that of the first line: expected a time zone in both or in neither")
         since = (at - started).total_seconds()
         yield TraceRequest(since, line.tokens(row, "ContextTokens"), line.tokens(row, "GeneratedTokens"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from engine.contracts.command import USAGE, Command
@@ -18,7 +19,7 @@ Exit status: 0 nothing fires, 2 wrong usage, 3 something fires."""
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="a running engine (%(default)s)")
-    add("--api-key", metavar="KEY", help="sent as bearer token")
+    add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--seconds", type=float, default=30.0, metavar="S", help="how long to read before evaluating (%(default)g)")
     add("--every", type=float, default=5.0, metavar="S", help="between two readings (%(default)g)")
     add("--watch", action="store_true", help="go on until Ctrl-C")

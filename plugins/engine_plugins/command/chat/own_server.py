@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO
+
+from engine_plugins.command.signals import ends_cleanly
 
 READY = re.compile(r"^ready: .* at (http://\S+)/v1$", re.MULTILINE)
 PHASE = re.compile(r"^starting: (.+)$", re.MULTILINE)
@@ -33,7 +34,7 @@ def own_server(words: Sequence[str], tell: Callable[[str], None]) -> Iterator[st
     """The URL of ``engine serve WORDS`` on a free port of this machine, which ends with the context. ``tell`` is called
     with each phase of its start. Raises :class:`StartError`."""
     command = [sys.executable, "-m", "engine.cli.main", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
-    with tempfile.TemporaryFile() as log, _ends_cleanly():
+    with tempfile.TemporaryFile() as log, ends_cleanly():
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -64,18 +65,3 @@ def _url(server: subprocess.Popen[bytes], log: IO[bytes], tell: Callable[[str], 
         if phases := PHASE.findall(said):
             tell(phases[-1])
         time.sleep(POLL_S)
-
-
-@contextlib.contextmanager
-def _ends_cleanly() -> Iterator[None]:
-    """A closed terminal and SIGTERM end this process as ``sys.exit`` does, so that the engine ends with it."""
-
-    def leave(number: int, frame: Any) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

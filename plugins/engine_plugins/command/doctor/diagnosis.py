@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from engine_plugins.command.doctor.evidence import Evidence
+from engine_plugins.command.doctor.evidence import Evidence, Figures
 from engine_plugins.command.doctor.rule import Remedy, Rule
 
 
@@ -16,19 +17,23 @@ class Finding:
     rule: Rule
     remedy: Remedy
     """Of the last window, with the widest range of all."""
-    metric_ms: float
+    metric: float
     """Mean over the windows."""
+    times: float
+    """How often a request pays the metric, on average."""
     evidence: dict[str, list[float]]
     """The rule's figures, by window."""
 
     @property
     def saved_ms(self) -> float:
-        """For each request, at the middle of the predicted range."""
-        return self.metric_ms * (1.0 - (self.remedy.low + self.remedy.high) / 2)
+        """For each request, at the middle of the predicted range; 0 where the metric is no time."""
+        if not self.rule.is_time:
+            return 0.0
+        return self.times * self.metric * (1.0 - (self.remedy.low + self.remedy.high) / 2)
 
     @property
     def falsifier(self) -> str:
-        metric, limit = self.rule.metric, self.metric_ms * self.remedy.high
+        metric, limit = self.rule.metric, self.metric * self.remedy.high
         return (
             f"if {metric} under the same load does not fall below {limit:.4g} after the change, this was not the cause"
         )
@@ -48,7 +53,7 @@ class Abstention:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
-    """The most time saved for each request first."""
+    """Lost requests first, then the most time saved for each request."""
     abstentions: tuple[Abstention, ...]
     unknown: tuple[Rule, ...]
     """Rules that no window had enough figures for."""
@@ -70,7 +75,7 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
             abstentions.append(Abstention(rule, shown_in, tuple(n for n, judged in enumerate(known, 1) if not judged)))
         elif not any(known):
             unknown.append(rule)
-    findings.sort(key=lambda finding: finding.saved_ms, reverse=True)
+    findings.sort(key=lambda finding: (finding.rule.is_time, -finding.saved_ms))
     return Diagnosis(tuple(findings), tuple(abstentions), tuple(unknown))
 
 
@@ -81,6 +86,14 @@ def _finding(rule: Rule, evidence: Evidence, remedies: Sequence[Remedy]) -> Find
     return Finding(
         rule,
         Remedy(low, high, last.overrides, last.advice),
-        sum(figures[rule.metric] for figures in windows) / len(windows),
+        fmean(figures[rule.metric] for figures in windows),
+        fmean(_times(rule.metric, figures) for figures in windows),
         {name: [figures[name] for figures in windows] for name in rule.shown},
     )
+
+
+def _times(metric: str, figures: Figures) -> float:
+    """How often a request pays ``metric``."""
+    if metric == "itl_p999_ms":  # once, if another's prompt came between its tokens
+        return figures.get("stalled_share", 0.0)
+    return max(0.0, figures.get("output_mean", 1.0) - 1.0) if metric.startswith("itl_") else 1.0

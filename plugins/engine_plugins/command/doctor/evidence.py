@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 SCHEMA = "engine-doctor-evidence/1"
-SLOTS = ("quantizer", "kv_format", "kv_allocator", "drafter", "scheduler")
-"""Whose plugins and settings causes are looked for in."""
+SLOTS = ("parallelism", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler")
+"""Whose plugins and settings causes are looked for in, and a shadow has, too."""
 Figures = dict[str, float]
 """Of one window, by name: those of :data:`engine_plugins.command.doctor.figures.MEANING`. One that is not known is
 not there."""
@@ -55,6 +55,7 @@ def engine_of(answer: dict[str, Any]) -> Engine:
     slots = {slot: plan["slots"][slot][0] for slot in SLOTS}
     settings = {f"{slot}.{key}": value for slot, choice in slots.items() for key, value in choice["config"].items()}
     settings |= {f"memory.{key}": value for key, value in plan["settings"]["memory"].items()}
+    settings |= {f"model.{key}": plan["settings"]["model"][key] for key in ("dtype", "max_len")}
     settings["server.max_queue"] = plan["settings"]["server"]["max_queue"]
     settings |= {key: plan["settings"][key] for key in ("execution", "overlap", "threads")}
     return Engine(
@@ -67,9 +68,9 @@ def engine_of(answer: dict[str, Any]) -> Engine:
         slots={slot: choice["name"] for slot, choice in slots.items()},
         settings=settings,
         max_len=engine["max_len"],
-        kv_tokens=min(engine["num_blocks"]) * engine["block_size"],
+        kv_tokens=engine["kv_tokens"],
         weights_bytes=engine["weights_bytes"],
-        kv_token_bytes=engine["kv_bytes"] / (min(engine["num_blocks"]) * engine["block_size"]),
+        kv_token_bytes=engine["kv_bytes"] / engine["kv_tokens"],
         lowering=engine["lowering"],
     )
 
@@ -82,6 +83,8 @@ def read(path: str) -> Evidence:
         raise ValueError(f"--evidence {path}: expected a file written by engine doctor --record: {error}") from error
     if evidence.schema != SCHEMA:
         raise ValueError(f"--evidence {path}: schema {evidence.schema!r}, expected {SCHEMA!r}")
+    if not evidence.windows:
+        raise ValueError(f"--evidence {path}: it has no windows; expected a file written by engine doctor --record")
     return evidence
 
 

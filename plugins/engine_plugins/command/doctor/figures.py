@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from engine.contracts.percentiles import percentiles
 from engine_plugins.command.doctor.evidence import Figures
 from engine_plugins.command.live import Sample, quantile
 
@@ -53,12 +54,12 @@ MEANING = {
     "ttft_p50_ms": "",
     "ttft_p95_ms": "",
     "e2e_mean_ms": "",
+    "first_text_ms": "until the client has the first text: TTFT of a streamed answer, E2E of another; mean",
     **{f"{name}_ms": "mean of the span" for name in SPANS},
     "writing_ms": "mean time in writes to the client",
     "arrivals_dispersion": f"variance / mean of arrivals in {ARRIVAL_BIN_S:g} s; about 1 for independent ones",
     "itl_mean_ms": "per token",
     "itl_p50_ms": "per token",
-    "itl_p99_ms": "per token",
     "itl_p999_ms": "per token; of fewer than 1,000 nearly the longest",
     "itl_count": "tokens that ITL is of",
     "steps": "",
@@ -88,7 +89,6 @@ MEANING = {
     "chunk_max": "most prompt tokens of one request in a step",
     "chunks_mean": "steps that a prompt took",
     "stalled_share": "of explained requests, decoded beside another's prompt",
-    "captured_share": "of their decode steps, replayed from a capture",
 }
 """Every figure, and what it is where its name does not say."""
 
@@ -159,7 +159,7 @@ def _of_counters(seen: Seen) -> Figures:
         found["itl_mean_ms"] = gained("engine_itl_seconds_sum") * 1e3 / found["itl_count"]
         bounds = [label for metric, label in seen.after if metric == "engine_itl_seconds_bucket"]
         buckets = {float(label): gained("engine_itl_seconds_bucket", label) for label in bounds}
-        for name, share in (("itl_p50_ms", 0.5), ("itl_p99_ms", 0.99), ("itl_p999_ms", 0.999)):
+        for name, share in (("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
             found[name] = quantile(share, buckets) * 1e3
     return found
 
@@ -183,7 +183,7 @@ def _of_requests(requests: Sequence[dict[str, Any]]) -> Figures:
     if not requests:
         return {"requests": 0.0}
     prompts, outputs = column(requests, "prompt_tokens"), column(requests, "output_tokens")
-    ttfts = sorted(column(requests, "ttft_ms"))
+    ttfts = column(requests, "ttft_ms")
     found = {
         "requests": len(requests),
         "prompt_mean": fmean(prompts),
@@ -196,8 +196,9 @@ def _of_requests(requests: Sequence[dict[str, Any]]) -> Figures:
         "stream_share": fmean(each["stream"] is not False for each in requests),
         "preempted_share": fmean(each["preemptions"] > 0 for each in requests),
         "ttft_p50_ms": median(ttfts),
-        "ttft_p95_ms": ttfts[math.ceil(0.95 * len(ttfts)) - 1],
+        "ttft_p95_ms": percentiles([(ttft, 1) for ttft in ttfts], (95,))[0],
         "e2e_mean_ms": fmean(column(requests, "total_ms")),
+        "first_text_ms": fmean(each["total_ms" if each["stream"] is False else "ttft_ms"] for each in requests),
         "writing_ms": fmean(each["meanwhile"]["write_ms"] for each in requests),
     }
     found |= {f"{name}_ms": fmean(each["spans"].get(name, 0.0) for each in requests) for name in SPANS}
@@ -220,14 +221,14 @@ def _of_details(details: Sequence[dict[str, Any]]) -> Figures:
     found = {"explained": 0.0, **_of_steps(spans)}
     explained = [each for each in details if each.get("prefix", {}).get("shared_tokens") is not None]
     if explained:
-        whys = [each["prefix"]["why"] for each in explained]
+        kinds = [each["prefix"]["kind"] for each in explained]
         found |= {
             "explained": len(explained),
             "shared_share": sum(each["prefix"]["shared_tokens"] for each in explained)
             / sum(each["prompt_tokens"] for each in explained),
-            "early_share": fmean("go on alike" in why for why in whys),
-            "order_share": fmean(why.startswith("order:") for why in whys),
-            "evicted_share": fmean("not in the cache" in why for why in whys),
+            "early_share": fmean(kind == "inserted" for kind in kinds),
+            "order_share": fmean(kind == "order" for kind in kinds),
+            "evicted_share": fmean(kind == "evicted" for kind in kinds),
         }
     return found
 
@@ -247,9 +248,7 @@ def _of_steps(spans: Sequence[dict[str, dict[str, Any]]]) -> Figures:
     if sizes := [size for each in chunks for size in each]:
         found |= {"chunk_max": max(sizes), "chunks_mean": len(sizes) / sum(1 for each in chunks if each)}
     if decodes:
-        steps = sum(span["steps"] for span in decodes)
         found["stalled_share"] = fmean("blocked_by" in span for span in decodes)
-        found["captured_share"] = sum(span.get("captured_steps", 0) for span in decodes) / steps
     return found
 
 

@@ -26,6 +26,7 @@ from engine_plugins.command.doctor.shadow import options_of, workload_of
 from engine_plugins.command.doctor.verify import verify
 from engine_plugins.command.ladder.servers import Refused
 from engine_plugins.command.live import LiveEngine, LiveError
+from engine_plugins.command.signals import ends_cleanly
 
 TIMEOUT_S = 30.0
 REQUESTS = 24
@@ -45,13 +46,13 @@ def run(flags: argparse.Namespace) -> int:
         found = evidence.read(flags.evidence) if flags.evidence else asyncio.run(_record(flags))
         if flags.record:
             evidence.write(found, flags.record)
+        diagnosis = diagnose(found, rules)
     except LiveError as error:
         return complain(error, FAILED)
     except (ValueError, OSError) as error:
         return complain(error, USAGE)
     except KeyboardInterrupt:
         return complain("interrupted; nothing was diagnosed", INTERRUPTED)
-    diagnosis = diagnose(found, rules)
     if flags.json:
         print(msgspec.json.format(msgspec.json.encode(document(diagnosis, found)), indent=1).decode())
     else:
@@ -60,15 +61,15 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) -> int:
-    """Of the first finding that has overrides."""
-    finding = next((each for each in diagnosis.findings if each.remedy.overrides), None)
+    """Of the first finding that has overrides and predicts a time."""
+    finding = next((each for each in diagnosis.findings if each.remedy.overrides and each.rule.is_time), None)
     if finding is None:
-        print("nothing to verify: no finding has an override", file=sys.stderr)
+        print("nothing to verify: no finding has an override that saves time", file=sys.stderr)
         return OK
     try:
         file = _ledger(flags.ledger or "")
         options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
-        with Console(stderr=True).status("", refresh_per_second=1) as line:
+        with ends_cleanly(), Console(stderr=True).status("", refresh_per_second=1) as line:
             estimate = asyncio.run(verify(finding, found, options, line.update))
         entry = ledger.entry_of(finding, found, estimate)
         ledger.append(file, entry)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from engine_plugins.command.doctor.evidence import Evidence, Figures, engine_of
 from engine_plugins.command.doctor.figures import Look, Seen, Series, figures_of, look_of, series_of
@@ -25,7 +26,7 @@ async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None]
     except (KeyError, TypeError, IndexError) as error:
         raise LiveError(f"{engine.url}/engine/plan lacks {error}: expected an engine of this version") from error
     windows: list[Figures] = []
-    before = series_of(await engine.metrics())
+    before = await reading(engine)
     for number in range(WINDOWS):
         say(f"window {number + 1} of {WINDOWS}")
         figures, before = await watch(engine, before, asyncio.sleep(window_s), window_s / LOOKS)
@@ -34,10 +35,22 @@ async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None]
     return Evidence(facts, windows, taken=taken)
 
 
-async def watch(engine: LiveEngine, before: Series, work: Awaitable[object], look_s: float) -> tuple[Figures, Series]:
-    """Figures of the time that ``work`` takes, with a look at the queue every ``look_s`` seconds; and the counters at
-    its end. Raises :class:`LiveError`."""
-    began = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of an engine's counters."""
+
+    at_s: float
+    series: Series
+
+
+async def reading(engine: LiveEngine) -> Reading:
+    """Raises :class:`LiveError`."""
+    return Reading(time.monotonic(), series_of(await engine.metrics()))
+
+
+async def watch(engine: LiveEngine, before: Reading, work: Awaitable[object], look_s: float) -> tuple[Figures, Reading]:
+    """Figures from ``before`` until ``work`` ends, with a look at the queue every ``look_s`` seconds meanwhile; and the
+    reading at the end. Raises :class:`LiveError`."""
     looks: list[Look] = []
     cost = None
     task = asyncio.ensure_future(work)
@@ -49,12 +62,12 @@ async def watch(engine: LiveEngine, before: Series, work: Awaitable[object], loo
         task.result()
     finally:
         task.cancel()
-    after = series_of(await engine.metrics())
-    seconds = time.monotonic() - began
+    after = await reading(engine)
+    seconds = after.at_s - before.at_s
     listed = (await engine.json(f"/engine/requests?count={MOST_REQUESTS}"))["requests"]
     requests = [each for each in listed if each["ended_s_ago"] <= seconds]
     details = []
     for each in requests[:: max(1, len(requests) // MOST_DETAILS)][:MOST_DETAILS]:
         with contextlib.suppress(LiveError):  # no longer kept
             details += (await engine.json(f"/engine/requests/{each['request_id']}"))["sequences"]
-    return figures_of(Seen(seconds, before, after, looks, requests, details, cost)), after
+    return figures_of(Seen(seconds, before.series, after.series, looks, requests, details, cost)), after

@@ -37,7 +37,7 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
                 "overrides": finding.remedy.overrides,
                 "advice": finding.remedy.advice,
                 "metric": finding.rule.metric,
-                "before_ms": finding.metric_ms,
+                "before": finding.metric,
                 "predicted_ratio": [finding.remedy.low, finding.remedy.high],
                 "saved_ms": finding.saved_ms,
                 "falsifier": finding.falsifier,
@@ -88,6 +88,6 @@ def _finding(number: int, finding: Finding) -> Iterator[Text]:
         yield Text.assemble("   override: ", (" ".join(remedy.overrides), "bold cyan"))
     if remedy.advice:
         yield Text(f"   advice:   {remedy.advice}")
-    low, high = finding.metric_ms * remedy.low, finding.metric_ms * remedy.high
-    yield Text(f"   predicts: {rule.metric} from {finding.metric_ms:.4g} to {low:.4g}-{high:.4g}")
+    low, high = finding.metric * remedy.low, finding.metric * remedy.high
+    yield Text(f"   predicts: {rule.metric} from {finding.metric:.4g} to {low:.4g}-{high:.4g}")
     yield Text(f"   {finding.falsifier}")

@@ -21,7 +21,8 @@ class Remedy:
     advice: str = ""
 
     def __post_init__(self) -> None:
-        assert 0.0 <= self.low <= self.high < 1.0, "a remedy lowers its metric"
+        if not 0.0 <= self.low <= self.high < 1.0:
+            raise ValueError(f"a remedy predicts {self.low:g} to {self.high:g} of its metric: expected less than 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,17 @@ class Rule:
     says: str
     """What is wrong, a sentence."""
     metric: str
-    """The figure, in ms, that the remedy lowers."""
+    """The figure that the remedy lowers; a time if its name ends with ``_ms``."""
     shown: tuple[str, ...]
     """Figures that are the evidence."""
     look: Callable[[Engine, Figures], Remedy | None]
     """``None``: these figures do not show the cause. Only called where :attr:`needs` are met."""
     needs: Mapping[str, float] = field(default_factory=dict)
     """Precondition: figures and the least each must be for the window to say anything."""
+
+    @property
+    def is_time(self) -> bool:
+        return self.metric.endswith("_ms")
 
     def can_judge(self, figures: Figures) -> bool:
         known = all(name in figures for name in (self.metric, *self.shown))

@@ -7,13 +7,12 @@ import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
-from engine.evaluation.sizing import model_override
+from engine.evaluation.flags import assignment
 from engine_plugins.command.doctor.evidence import Engine, Evidence
 from engine_plugins.command.ladder import options
 from engine_plugins.command.ladder.options import LadderOptions
 from engine_plugins.command.ladder.rungs import Form
 
-OF_SERVER = "server.max_queue"
 IDLE = 0.8
 """An engine less busy than this was not waited for by its clients: requests came at a rate of their own."""
 
@@ -21,13 +20,7 @@ IDLE = 0.8
 def overrides_of(engine: Engine) -> tuple[str, ...]:
     """Of an engine set up alike."""
     slots = (f"{slot}={name}" for slot, name in engine.slots.items())
-    return (model_override(engine.path), *slots, *(f"{key}={_text(value)}" for key, value in engine.settings.items()))
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return (assignment("model.path", engine.path), *slots, *(assignment(*each) for each in engine.settings.items()))
 
 
 def workload_of(evidence: Evidence, requests: int) -> str:

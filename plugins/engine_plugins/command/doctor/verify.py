@@ -11,9 +11,8 @@ import aiohttp
 from engine_plugins.command.bench.probe import calibrate, find_model
 from engine_plugins.command.bench.target import Target, open_session
 from engine_plugins.command.doctor.diagnosis import Finding
-from engine_plugins.command.doctor.evidence import Evidence
-from engine_plugins.command.doctor.figures import series_of
-from engine_plugins.command.doctor.recording import watch
+from engine_plugins.command.doctor.evidence import Engine, Evidence, engine_of
+from engine_plugins.command.doctor.recording import reading, watch
 from engine_plugins.command.doctor.shadow import form_of, overrides_of
 from engine_plugins.command.ladder.comparisons import ADDED, Comparison, before_first
 from engine_plugins.command.ladder.options import LadderOptions
@@ -63,7 +62,7 @@ class Shadow:
         metric: str,
     ) -> None:
         self._session, self._servers, self._options, self._metric = session, servers, options, metric
-        self._form = form_of(evidence)
+        self._evidence, self._form = evidence, form_of(evidence)
         self._ladder = Ladder((), [], {})
         self._requests = Requests(session, options, self._ladder)
 
@@ -72,15 +71,25 @@ class Shadow:
         options = self._options
         (url,) = await self._servers.keep([(words, 0)])
         if not self._ladder.model:
+            self._check(engine_of(await LiveEngine(self._session, url).json("/engine/plan")))
             self._ladder.model = await find_model(self._session, url, None)
             target = Target(url, self._ladder.model, options.endpoint)
             found = await calibrate(self._session, target, self._requests.text[:SAMPLE_CHARS], None)
             self._ladder.chars_per_token = found.chars_per_token
         await self._requests.run(url, self._form, options.seed, "warm-up")
         engine = LiveEngine(self._session, url)
-        before = series_of(await engine.metrics())
+        before = await reading(engine)
         run = self._requests.run(url, self._form, options.seed + 1 + pair, "measured")
         figures, _ = await watch(engine, before, run, LOOK_S)
         if self._metric not in figures:
             raise ValueError(f"a run of {options.requests} requests says nothing of {self._metric}: ask for more")
         return figures[self._metric]
+
+    def _check(self, shadow: Engine) -> None:
+        """Raises ``ValueError`` if the shadow runs on another device than the engine."""
+        recorded = self._evidence.engine
+        if shadow.device != recorded.device:
+            raise ValueError(
+                f"--verify: the engine runs on {recorded.device}, and its shadow would run here, on {shadow.device}: "
+                "run engine doctor --verify on the engine's machine"
+            )

@@ -22,6 +22,7 @@ from engine_plugins.command.ladder.rungs import baseline
 from engine_plugins.command.ladder.screen import render
 from engine_plugins.command.ladder.servers import Refused
 from engine_plugins.command.live import LiveError
+from engine_plugins.command.signals import ends_cleanly
 
 
 def run(flags: argparse.Namespace, overrides: list[str]) -> int:
@@ -42,7 +43,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
     status = OK
     try:
-        with status_line() as say:
+        with ends_cleanly(), status_line() as say:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
         return complain(f"the engine of the baseline does not start:\n{error}", USAGE)
@@ -56,7 +57,10 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
     saved()
     Console().print(render(ladder))
     if flags.html is not None:
-        Path(flags.html).write_text(page(ladder), encoding="utf-8")
+        try:
+            Path(flags.html).write_text(page(ladder), encoding="utf-8")
+        except OSError as error:
+            return complain(f"--html {flags.html}: {error.strerror}", FAILED)
     return status
 
 

@@ -22,7 +22,7 @@ def facts_of(answer: dict[str, Any]) -> dict[str, float | None]:
     return {
         "weights_bytes": engine["weights_bytes"],
         "kv_bytes": engine["kv_bytes"],
-        "kv_tokens": min(engine["num_blocks"]) * engine["block_size"],
+        "kv_tokens": engine["kv_tokens"],
         "planned_bytes": engine["ledger"]["total_bytes"] if engine["ledger"] else None,
         "resident_bytes": resident_bytes(engine["pid"]),
     }

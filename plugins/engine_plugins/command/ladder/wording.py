@@ -7,6 +7,7 @@ from typing import Any
 from engine_plugins.command.ladder.analysis import UNFINISHED
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
+from engine_plugins.command.statistics import FEWEST
 
 SAME_LENGTH = 0.02
 """Up to which answers count as equally long."""
@@ -23,8 +24,8 @@ def interval(found: dict[str, Any]) -> str:
 def bounds(found: dict[str, Any]) -> str:
     """With as many digits as it takes to see on which side of no change they are."""
     low, high = found["low"], found["high"]
-    digits = 3 if 1.0 in (round(low, 2), round(high, 2)) else 2
-    return f"{low:.{digits}f}-{high:.{digits}f}"
+    digits = 3 if {0.0, 1.0} & {round(low, 2), round(high, 2)} else 2
+    return f"{low:.{digits}f}{' to ' if low < 0 else '-'}{high:.{digits}f}"
 
 
 def outputs(found: dict[str, Any] | None) -> str:
@@ -57,7 +58,7 @@ def notes(ladder: Ladder) -> list[str]:
     if (lag := summary["client_lag_ms"]) is not None:
         lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run")
     if limit := summary["max_tokens"]:
-        known = "no interval below 299" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
+        known = f"no interval below {FEWEST['p99']}" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
         lines.append(f"max_tokens: P99 of {limit['observed']} observed answers is {limit['p99']} tokens ({known})")
     if same := summary["same"]:
         named = ", ".join(f"{LABELS[key]} {one['named']}" for key, one in same["by_figure"].items())

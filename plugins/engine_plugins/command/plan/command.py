@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from engine.contracts.command import Command
 from engine_plugins.command.bench.options import number, parsed, whole
@@ -40,7 +41,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     live = parser.add_argument_group("against a running server")
     live.add_argument("--live", metavar="URL", help="predict for this server and compare with what it measures")
     live.add_argument("--baseline", metavar="FILE", help="where earlier errors are kept (default: in the cache folder)")
-    live.add_argument("--api-key", metavar="KEY", help="sent as bearer token")
+    live.add_argument(
+        "--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY"
+    )
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:

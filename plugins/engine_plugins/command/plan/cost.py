@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.estimates.collectives import collectives
 from engine.estimates.devices import Device
 from engine.estimates.efficiency import Efficiency
@@ -48,14 +48,15 @@ def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
     base = near - SHORT * decode_context
     whole, behind = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
     prefill_context = (behind - whole) / (LONG * LONG)
-    per_token = max(0.0, whole - base - prefill_context * LONG * (LONG + 1) / 2) / LONG
     step = StepCost(
         base_ms=base,
-        per_token_ms=per_token,
+        per_token_ms=0.0,
         num_samples=1,
+        mixtures=sizing.mixtures,
         per_decode_context_ms=decode_context,
         per_prefill_context_ms=prefill_context,
     )
+    step = replace(step, per_token_ms=max(0.0, whole - step.ms(StepWork.chunk(LONG))) / LONG)
     return Cost(step, "estimated", f"{device.source}; {efficiency.source}")
 
 

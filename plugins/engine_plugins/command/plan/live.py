@@ -20,7 +20,7 @@ from engine.contracts.command import FAILED, OK
 from engine.native.folder import unusable, user_folder
 from engine_plugins.command.live import LiveEngine, LiveError
 from engine_plugins.command.plan.planning import Answer
-from engine_plugins.command.plan.predict import FEWEST
+from engine_plugins.command.statistics import FEWEST
 
 SCHEMA = "engine-plan-baseline/1"
 POINTS, RELATIVE = 2.0, 1.1
@@ -54,14 +54,17 @@ async def observed(url: str, api_key: str | None) -> tuple[Any, Any]:
     """What ``/engine/plan`` and ``/engine/latency`` answer. Raises :class:`LiveError`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         engine = LiveEngine(session, url, api_key)
-        return await engine.json("/engine/plan"), await engine.json("/engine/latency")
+        plan = await engine.json("/engine/plan")
+        if plan["engine"] is None:
+            raise LiveError(f"{url} is not ready yet")
+        return plan, await engine.json("/engine/latency")
 
 
 def scores(answer: Answer, plan: Any, latency: Any) -> list[Scored]:
     """Every figure that both have. Raises ``ValueError`` where the server runs something else than was planned."""
     if others := list(_differences(answer, plan["plan"])):
         raise ValueError(f"the server runs something else: {'; '.join(others)}. Plan the same")
-    found = [Scored("KV blocks", float(answer.sizing.blocks), float(max(plan["engine"]["num_blocks"])))]
+    found = [Scored("KV tokens", float(answer.sizing.kv_tokens), float(plan["engine"]["kv_tokens"]))]
     found.append(Scored("weights, bytes", float(answer.sizing.weights), float(plan["engine"]["weights_bytes"])))
     if (prediction := answer.prediction) is not None:
         for name in ("ttft_ms", "itl_ms", "e2e_ms"):
@@ -99,7 +102,8 @@ def baseline_file(answer: Answer, url: str) -> Path:
     if reason := unusable(folder):
         raise ValueError(f"{reason}; give --baseline FILE")
     question = answer.question
-    parts = [url, str(question.load), str(question.seed), *question.overrides]
+    trace = msgspec.json.encode(question.trace).decode()
+    parts = [url, answer.device, str(question.calibration), trace, *question.overrides]
     return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.json"
 
 
@@ -131,7 +135,12 @@ def score(flags: argparse.Namespace, answer: Answer) -> int:
     before = read_baseline(file)
     worse = alarms(found, before)
     if not worse:
-        file.write_bytes(msgspec.json.encode(Baseline(SCHEMA, {each.name: each.error for each in found})))
+        try:
+            file.write_bytes(msgspec.json.encode(Baseline(SCHEMA, {each.name: each.error for each in found})))
+        except OSError as error:
+            raise ValueError(
+                f"{file}: the errors cannot be kept ({error.strerror}); name another --baseline"
+            ) from error
     _show(found, before, worse, flags.json)
     return FAILED if worse else OK
 

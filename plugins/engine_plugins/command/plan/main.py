@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, OK, USAGE
-from engine.evaluation.sizing import model_override
+from engine.evaluation.flags import with_model
 from engine.simulation.traces.reading import read_trace
 from engine_plugins.command.live import LiveError
 from engine_plugins.command.plan.device import HERE, listed
@@ -39,7 +39,7 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def question_of(flags: argparse.Namespace, overrides: Sequence[str]) -> Question:
     """Raises ``ValueError`` for flags that name nothing."""
-    words = list(overrides) if flags.model is None else [*overrides, model_override(flags.model)]
+    words = with_model(overrides, flags.model)
     if flags.trace is not None:
         load, trace = None, read_trace(Path(flags.trace), limit=flags.requests)
     else:

@@ -84,6 +84,8 @@ class Answer:
     options: tuple[Option, ...] = ()
     """The best, best first."""
     layouts: tuple[Option, ...] = ()
+    no_options: str = ""
+    """Why none were looked for; empty: they were."""
 
 
 class Planner:
@@ -124,15 +126,15 @@ class Planner:
             count = len(question.trace)
             most = most_rate(found.sizing, found.cost, question.load, question.slo, min(count, TRIAL), question.seed)
             rate = Figure(most, "simulated")
+        found = replace(found, most_rate=rate, replicas=self._replicas(rate))
+        try:
+            guess = self._estimated(found.sizing)
+        except EstimateError as error:
+            return replace(found, no_options=f"no overrides are compared, for nothing was measured of them: {error}")
         # Nothing was measured of other plans, so estimates are compared with estimates.
-        before = self._predict(found.sizing, self._estimated(found.sizing), TRIAL)
-        return replace(
-            found,
-            most_rate=rate,
-            replicas=self._replicas(rate),
-            options=self._best(before),
-            layouts=tuple(self._options(LAYOUTS, before)) if question.card is not None else (),
-        )
+        before = self._predict(found.sizing, guess, TRIAL)
+        layouts = tuple(self._options(LAYOUTS, before)) if question.card is not None else ()
+        return replace(found, options=self._best(before), layouts=layouts)
 
     def _size(self, more: Sequence[str]) -> Sizing:
         question = self._question

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.evaluation.errors import EvalError
 from engine.evaluation.sizing import Sizing
 from engine.simulation.run import simulate
 from engine.simulation.spec import EngineSpec
@@ -14,9 +15,8 @@ from engine_plugins.command.bench.slo import Slo
 from engine_plugins.command.plan.cost import Cost
 from engine_plugins.command.plan.workload import PlannedLoad
 from engine_plugins.command.simulate.figures import figures
+from engine_plugins.command.statistics import FEWEST
 
-FEWEST = {"p95": 59, "p99": 299}
-"""Samples below which a percentile has no interval, so that it is not shown."""
 GOOD_SHARE = 0.95
 """Of requests that must keep the limits."""
 HEADROOM = 1.2
@@ -49,6 +49,12 @@ def predict(sizing: Sizing, cost: Cost, trace: Sequence[TraceRequest], slo: Slo 
     """Serve ``trace`` on a virtual clock. Raises ``ValueError`` for a trace that cannot be served."""
     spec = EngineSpec(sizing.plan, sizing.blocks, cost.step, cost.overheads)
     found = figures(simulate(trace, [spec], seed=seed), slo)
+    if found["refused"] == len(trace):
+        shortest = min(request.prompt_tokens + request.output_tokens for request in trace)
+        raise EvalError(
+            f"no request of this load is served: the shortest has {shortest} tokens, and a request may have at most "
+            f"{sizing.plan.max_len} (model.max_len) and what the KV pool holds, {sizing.kv_tokens}; send shorter ones"
+        )
     (engine,) = found["engines"]
     return Prediction(
         ttft_ms=_shown(found["ttft_ms"]),

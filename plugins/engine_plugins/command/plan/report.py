@@ -85,6 +85,7 @@ def _rates(answer: Answer, found: Prediction) -> Table:
         ("device busy, share", Figure(found.utilisation, "simulated")),
         ("most requests at once", Figure(float(found.most_running), "simulated")),
         ("KV pool used, at most", Figure(found.most_kv_used, "simulated")),
+        ("requests refused as too long", Figure(float(found.refused), "simulated")),
         ("prompt tokens from the prefix cache, share", Figure(found.cached_share, "simulated")),
         (f"most requests/s{limits}", answer.most_rate),
         (f"replicas for this rate, with {HEADROOM - 1:.0%} to spare", answer.replicas),
@@ -122,6 +123,11 @@ def _notes(answer: Answer) -> Iterator[str]:
     count = len(question.trace)
     yield f"load: {question.load or 'the trace'}, {count} requests, seed {question.seed}"
     yield f"steps: {answer.cost.origin}: {answer.cost.source}"
+    if answer.no_options:
+        yield answer.no_options
+    drafter = answer.sizing.plan.choice("drafter").name
+    if drafter != "none":
+        yield f"drafter={drafter}: its drafts are left out, for it is not known how many are accepted"
     if answer.cost.origin == "estimated":
         yield "tokenizer, HTTP and network are not in it; estimates rank better than they predict"
     if card is not None:

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, OK, USAGE
-from engine.simulation.calibration import Calibration, read_calibration
+from engine.simulation.calibration import SCHEMA, Calibration, read_calibration
 from engine.simulation.plans import most_blocks, resolve
 from engine.simulation.run import simulate
 from engine.simulation.spec import Drafts, EngineSpec
@@ -51,9 +51,7 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
 
 
 def _simulate(options: SimulateOptions) -> dict[str, Any]:
-    if options.calibration is None:
-        raise ValueError("expected --calibration FILE: what steps of this model cost on this device")
-    calibration = read_calibration(options.calibration)
+    calibration = calibration_of(options)
     trace = load(options)
     specs = [spec_of((*options.overrides, *more), options, calibration) for more in ((), *options.compare)]
     outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
@@ -69,9 +67,29 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
         "overrides": list(options.overrides),
         "seed": options.seed,
         "kv_blocks": [spec.num_blocks for spec in specs],
-        "calibration": {"file": str(options.calibration), "measured_on": calibration.measured_on},
+        "calibration": {
+            "file": None if options.calibration is None else str(options.calibration),
+            "measured_on": calibration.measured_on,
+        },
         "sets": sets,
     }
+
+
+def calibration_of(options: SimulateOptions) -> Calibration:
+    """Raises ``ValueError``."""
+    if options.calibration is not None:
+        return read_calibration(options.calibration)
+    from engine.evaluation.sizing import measured_step_cost, size_plan  # imports torch
+
+    sizing = size_plan(options.overrides, options.config_dirs)
+    cost = measured_step_cost(sizing)
+    if cost is None:
+        raise ValueError(
+            "nothing was measured of this plan on this machine: serve it with some load first (engine serve with the "
+            "same overrides), or name what was measured elsewhere with --calibration FILE"
+        )
+    measured_on = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
+    return Calibration(SCHEMA, cost, num_blocks=sizing.blocks or None, measured_on=measured_on)
 
 
 def spec_of(overrides: Sequence[str], options: SimulateOptions, calibration: Calibration) -> EngineSpec:

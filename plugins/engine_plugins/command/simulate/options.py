@@ -7,10 +7,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.simulation.traces.reading import FORMATS
 from engine_plugins.command.bench.options import number, parsed, whole
 from engine_plugins.command.bench.slo import Slo, parse_slo
-
-FORMATS = ("auto", "engine", "azure", "burstgpt", "mooncake", "dynamo", "sharegpt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,21 @@ def options_of(flags: argparse.Namespace, words: list[str]) -> SimulateOptions:
     )
 
 
+def share(text: str) -> float:
+    """A chance. Raises ``ValueError``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{text}: expected a number from 0 to 1")
+    return value
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Every flag, each with its default in its help."""
     load = parser.add_argument_group("load")
-    load.add_argument("--format", choices=FORMATS, default="auto", help="of the trace (%(default)s)")
+    load.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of the trace (%(default)s)")
     load.add_argument("--limit", type=whole(1), metavar="N", help="the first N requests of the trace")
     load.add_argument(
         "--rate-scale", type=number(1e-6), metavar="X", help="X times as many requests per second as the trace has (1)"
@@ -74,7 +84,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--calibration", metavar="FILE", help="what steps cost; default: the one saved for this plan")
     engine.add_argument("--engines", type=whole(1), default=1, metavar="N", help="behind a round robin (%(default)s)")
     engine.add_argument(
-        "--acceptance", type=number(0), default=0.6, metavar="P", help="chance that a draft is accepted (%(default)s)"
+        "--acceptance",
+        type=parsed(share),
+        default=0.6,
+        metavar="P",
+        help="chance that a draft is accepted (%(default)s)",
     )
     result = parser.add_argument_group("result")
     result.add_argument(

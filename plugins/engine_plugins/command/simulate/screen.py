@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-FEWEST_P99 = 299
-"""Observations below which no interval of P99 exists at 95 %."""
+from engine_plugins.command.statistics import FEWEST
 
 
 def render(result: Mapping[str, Any]) -> RenderableType:
@@ -58,7 +57,7 @@ def _verdicts(each: Mapping[str, Any]) -> Table:
 
 def _ms(described: Mapping[str, Any], figure: str) -> str:
     value = described[figure]
-    if value is None or (figure == "p99" and described["count"] < FEWEST_P99):
+    if value is None or described["count"] < FEWEST.get(figure, 1):
         return "-"
     return f"{value:.2f}"
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
+from engine_plugins.command.statistics import FEWEST
 from engine_plugins.command.top.poll import Poll
 
 RATE_S = 5.0
 MINUTE_S = 60.0
-FEWEST_FOR_P99 = 299
-"""Below, no interval of order statistics around a P99 exists at 95 %."""
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
@@ -24,7 +23,7 @@ class Percentiles(msgspec.Struct, frozen=True):
     p50: float | None
     p95: float | None
     p99: float | None
-    """``None`` below :data:`FEWEST_FOR_P99` samples."""
+    """``None`` below :data:`FEWEST` samples."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -146,4 +145,4 @@ def minute(one: Poll, two: Poll) -> Minute:
 
 def percentiles_of(said: dict[str, Any]) -> Percentiles:
     n = said["count"]
-    return Percentiles(n, said["p50"], said["p95"], said["p99"] if n >= FEWEST_FOR_P99 else None)
+    return Percentiles(n, said["p50"], said["p95"], said["p99"] if n >= FEWEST["p99"] else None)

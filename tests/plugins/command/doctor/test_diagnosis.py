@@ -13,7 +13,7 @@ from engine_plugins.command.doctor.rules import RULES
 
 def test_a_cause_that_all_windows_show_is_a_finding() -> None:
     (finding,) = diagnose(windows(200.0, 220.0, 240.0), [slow()]).findings
-    assert finding.metric_ms == pytest.approx(220.0)
+    assert finding.metric == pytest.approx(220.0)
     assert finding.evidence == {"ttft_p50_ms": [200.0, 220.0, 240.0]}
 
 
@@ -62,3 +62,26 @@ def test_without_load_nothing_is_found() -> None:
     found = diagnose(idle, RULES)
     assert not found.findings
     assert not found.abstentions
+
+
+def test_a_time_for_each_token_is_saved_by_each_token() -> None:
+    some = windows(200.0, 200.0, 200.0)
+    for figures in some.windows:
+        figures |= {"itl_p50_ms": 20.0, "output_mean": 101.0}
+    rules = [slow(saves=0.5), slow(10.0, saves=0.5, metric="itl_p50_ms", cause="each_token")]
+    found = diagnose(some, rules).findings
+    assert [finding.rule.cause for finding in found] == ["each_token", "slow"]
+    assert found[0].saved_ms == pytest.approx(20.0 * 100 * (1 - (0.5 + 0.9) / 2))
+
+
+def test_lost_requests_come_before_slow_ones_and_save_no_time() -> None:
+    some = windows(200.0, 200.0, 200.0)
+    for figures in some.windows:
+        figures["rejected"] = 12.0
+    found = diagnose(some, [slow(), slow(3.0, metric="rejected", cause="lost")]).findings
+    assert [(finding.rule.cause, finding.saved_ms > 0) for finding in found] == [("lost", False), ("slow", True)]
+
+
+def test_a_rule_of_a_third_party_that_predicts_no_gain_is_told_so() -> None:
+    with pytest.raises(ValueError, match=r"expected less than 1"):
+        diagnose(windows(200.0, 200.0, 200.0), [slow(saves=-0.5)])

@@ -82,13 +82,8 @@ def test_bursts_are_dispersed_and_a_metronome_is_not() -> None:
 
 
 def test_what_others_have_in_common_is_told_apart_by_why() -> None:
-    whys = [
-        "a number, date or time differs at token 5; behind it both go on alike: put it at the end",
-        "order: what begins at token 9 stands at token 40 of the other prompt; keep one order",
-        "what both share was not in the cache: not computed yet, or evicted",
-        "its content differs from token 3 on",
-    ]
-    details = [{"prompt_tokens": 100, "spans": [], "prefix": {"why": why, "shared_tokens": 20}} for why in whys]
+    kinds = ("inserted", "order", "evicted", "differs")
+    details = [{"prompt_tokens": 100, "spans": [], "prefix": {"kind": kind, "shared_tokens": 20}} for kind in kinds]
     found = figures_of(seen(details=details))
     assert (found["early_share"], found["order_share"], found["evicted_share"]) == (0.25, 0.25, 0.25)
     assert found["shared_share"] == pytest.approx(0.2)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.plugins.command.doctor.cases import recorded, slow, windows
 
+from engine.assembly.assemble import assemble
 from engine.assembly.compose import compose
 from engine.assembly.discovery import discover
 from engine_plugins.command.doctor import ledger, shadow
 from engine_plugins.command.doctor.diagnosis import diagnose
+from engine_plugins.command.doctor.evidence import engine_of
 from engine_plugins.command.statistics import Estimate, Interval
 
 
@@ -53,6 +56,17 @@ def test_a_shadow_is_set_up_like_the_engine() -> None:
     evidence = recorded("too_few_rows")
     composed = compose(shadow.overrides_of(evidence.engine), discover())
     assert composed.tree()["scheduler"]["max_requests"] == evidence.engine.settings["scheduler.max_requests"]
+
+
+def test_a_shadow_has_every_setting_of_the_engines_slots() -> None:
+    words = ("model.dtype=bfloat16", "drafter=ngram", "parallelism.tp=2", "attention_kernel=torch", "threads=1")
+    plan = msgspec.to_builtins(assemble(words))
+    told = dict.fromkeys(("max_len", "kv_tokens", "weights_bytes", "kv_bytes"), 1) | {"lowering": []}
+    engine = engine_of({"plan": plan | {"settings": plan["settings"]}, "engine": told})
+    shadows = assemble(shadow.overrides_of(engine))
+    assert shadows.dtype == "bfloat16" and shadows.layout.tp == 2 and shadows.settings.threads == 1
+    assert shadows.choice("drafter").config == assemble(words).choice("drafter").config
+    assert shadows.choice("attention_kernel").name == "torch"
 
 
 def test_the_shadows_load_is_like_the_one_that_was_seen() -> None:

@@ -37,6 +37,7 @@ PLAN = {
     "engine": {
         "pid": -1,
         "num_blocks": [65],
+        "kv_tokens": 1024,
         "block_size": 16,
         "weights_bytes": 4000,
         "kv_bytes": 9000,

@@ -1,20 +1,24 @@
 """``engine plan``: what fits where, how fast, and what to change; the sizing examples that guides give, checked."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from engine.cli.main import main
 from engine.contracts.model import DeviceFacts
+from engine.contracts.step_cost import StepWork
 from engine.estimates.devices import SHEETS, device, sheet
 from engine.estimates.efficiency import SERVING
 from engine.estimates.errors import EstimateError
 from engine.evaluation.sizing import size_plan
+from engine_plugins.command.live import LiveEngine, LiveError
 from engine_plugins.command.plan import planning
 from engine_plugins.command.plan.candidates import CANDIDATES, LAYOUTS, Candidate, combined
-from engine_plugins.command.plan.cost import estimated
+from engine_plugins.command.plan.cost import estimate_of, estimated
 from engine_plugins.command.plan.device import facts_of, listed
-from engine_plugins.command.plan.live import Scored, alarms, baseline_file, read_baseline, scores
+from engine_plugins.command.plan.live import Scored, alarms, baseline_file, observed, read_baseline, scores
 from engine_plugins.command.plan.main import question_of
 from engine_plugins.command.plan.planning import Planner
 from engine_plugins.command.plan.workload import parse_workload
@@ -162,6 +166,16 @@ def test_a_decode_step_takes_at_least_the_weights_over_the_bandwidth(llama_8b):
     assert step.per_decode_context_ms == pytest.approx(131_072 / (0.8 * 3.35e12) * 1e3, rel=0.01)
 
 
+def test_a_long_prompt_reads_all_experts_and_one_token_few(model):
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    folder = model(4, 1024, 8, 8, 4096, 1024, architectures=["MixtralForCausalLM"], **sizes)
+    found = sized(folder, "H100", "model.max_len=8192")
+    step = estimated(found, device("H100"), SERVING).step
+    assert step.weights(1) == 1.0 and 2.5 < step.weights(2048) < 4.0
+    whole = estimate_of(found, device("H100"), SERVING).prefill(2048).ms
+    assert step.ms(StepWork.chunk(2048)) >= whole * 0.999
+
+
 def test_weights_of_half_the_bytes_make_decode_faster_and_prompts_not(llama_8b):
     wide, narrow = (
         estimated(sized(llama_8b, "H100", f"quantizer={name}"), device("H100"), SERVING).step
@@ -203,6 +217,14 @@ def test_requests_share_whole_blocks_of_their_prefix_and_nothing_else():
 
 
 # The page ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibration(tmp_path):
+    file = tmp_path / "calibration.json"
+    cost = {"base_ms": 2.0, "per_token_ms": 0.01, "num_samples": 100}
+    file.write_text(json.dumps({"schema": "engine-simulation/1", "step_cost": cost, "measured_on": "a test"}))
+    return str(file)
 
 
 @pytest.fixture
@@ -248,6 +270,26 @@ def test_what_does_not_fit_says_what_would(llama_70b, few_options, capsys):
     assert "it fits" in words and "parallelism.tp=2" in words
 
 
+def test_a_measured_plan_is_answered_where_nothing_can_be_estimated(few_options, monkeypatch, calibration, capsys):
+    def unknown(facts, dtype):
+        raise EstimateError("--device here: this GPU is not probed")
+
+    monkeypatch.setattr(planning, "probed", unknown)
+    code, out, _ = shown(capsys, "--calibration", calibration, "--requests", "10", "--workload", "in=32,out=8,rate=5")
+    assert code == 0 and "no overrides are compared" in " ".join(out.split()) and "TTFT" in out
+
+
+def test_a_load_that_no_request_of_fits_is_wrong_usage(calibration, capsys):
+    words = ("--requests", "5", "--workload", "in=100000,out=8,rate=5")
+    code, _, err = shown(capsys, "--calibration", calibration, *words)
+    assert code == 2 and "the shortest has 100008 tokens" in err and "model.max_len" in err
+
+
+def test_the_drafts_that_are_left_out_are_named(calibration, few_options, monkeypatch, capsys):
+    words = ("drafter=ngram", "--calibration", calibration, "--requests", "5", "--workload", "in=32,out=8,rate=5")
+    assert "drafter=ngram: its drafts are left out" in " ".join(shown(capsys, *words)[1].split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -278,22 +320,19 @@ def test_an_override_takes_the_place_of_one_that_sets_the_same():
 
 
 @pytest.fixture
-def brief(tmp_path):
+def brief(calibration):
     """A plan of the bundled model whose steps were measured."""
-    file = tmp_path / "calibration.json"
-    cost = {"base_ms": 2.0, "per_token_ms": 0.01, "num_samples": 100}
-    file.write_text(json.dumps({"schema": "engine-simulation/1", "step_cost": cost, "measured_on": "a test"}))
     from engine.cli.command import parser_of
     from engine_plugins.command.plan.command import COMMAND
 
-    words = ["--calibration", str(file), "--requests", "60", "--workload", "in=32,out=8,rate=5"]
+    words = ["--calibration", calibration, "--requests", "60", "--workload", "in=32,out=8,rate=5"]
     return Planner(question_of(parser_of("plan", COMMAND).parse_args(words), [])).brief()
 
 
 def server(answer, itl_ms):
     """What a server with that plan answers."""
     slots = {slot: [{"name": each.name} for each in found] for slot, found in answer.sizing.plan.slots.items()}
-    engine = {"num_blocks": [answer.sizing.blocks], "weights_bytes": answer.sizing.weights}
+    engine = {"kv_tokens": answer.sizing.kv_tokens, "weights_bytes": answer.sizing.weights}
     times = {name: {"count": 0} | dict.fromkeys(("p50", "p95", "p99")) for name in ("ttft_ms", "e2e_ms")}
     itl = {"count": 480, "p50": itl_ms, "p95": itl_ms, "p99": itl_ms}
     plan = {"model": {"name": answer.sizing.plan.model.name}, "slots": slots}
@@ -303,7 +342,7 @@ def server(answer, itl_ms):
 def test_a_prediction_is_scored_by_what_the_server_measured(brief):
     predicted = brief.prediction.itl_ms["p50"]
     found = {each.name: each for each in scores(brief, *server(brief, predicted / 1.1))}
-    assert found["KV blocks"].error == 0.0 and found["itl_ms p50"].error == pytest.approx(10.0)
+    assert found["KV tokens"].error == 0.0 and found["itl_ms p50"].error == pytest.approx(10.0)
     assert not any(name.startswith("ttft") for name in found), "nothing was measured"
 
 
@@ -329,6 +368,22 @@ def test_a_file_that_is_no_baseline_is_refused(brief, tmp_path, monkeypatch):
     file.write_text("[]")
     with pytest.raises(ValueError, match="no baseline of engine plan"):
         read_baseline(file)
+
+
+def test_baselines_are_those_of_one_load(brief, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fewer = replace(brief, question=replace(brief.question, load=None, trace=brief.question.trace[:5]))
+    files = [baseline_file(each, "http://127.0.0.1:1") for each in (brief, fewer, brief)]
+    assert files[0] == files[2] != files[1]
+
+
+def test_a_server_that_is_not_ready_is_named(brief, monkeypatch):
+    async def json_of(self, path):
+        return {"plan": {}, "engine": None}
+
+    monkeypatch.setattr(LiveEngine, "json", json_of)
+    with pytest.raises(LiveError, match="is not ready yet"):
+        asyncio.run(observed("http://127.0.0.1:1", None))
 
 
 def test_a_described_card_is_what_the_engine_would_see():

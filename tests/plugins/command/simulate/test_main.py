@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from engine.cli.main import main
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
+from engine.evaluation.sizing import size_plan
+from engine.loop.step_cost import StepCostModel
 from engine.simulation.calibration import SCHEMA, Calibration, write_calibration
+from engine.startup.calibration import calibration as calibration_of_plan
 
 SLOW = StepCost(10.0, 0.05, 100)
 
@@ -78,7 +81,7 @@ def test_the_table_has_the_parts_of_ttft(trace: str, calibration: str, capsys: p
     [
         ((), "expected one trace"),
         (("a", "b"), "expected one trace, as in engine simulate TRACE [overrides]; there are 2 files: a, b"),
-        (("missing",), "expected --calibration FILE"),
+        (("missing", "seed=x"), "seed"),
         (("missing", "--calibration", "missing"), "missing: No such file"),
         (("a", "--rate", "1", "--rate-scale", "2"), "exclude each other"),
     ],
@@ -86,3 +89,25 @@ def test_the_table_has_the_parts_of_ttft(trace: str, calibration: str, capsys: p
 def test_wrong_usage_is_told(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_the_engine_has_kept_of_this_plan_is_the_default(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["simulate", trace]) == 2
+    assert "nothing was measured of this plan on this machine" in capsys.readouterr().err
+    sizing = size_plan(())
+    model, kept = StepCostModel(), calibration_of_plan(sizing.plan, sizing.mixtures)
+    for tokens in range(1, 301):
+        model.observe(StepWork(1, tokens, tokens, 0), 5.0 + 0.1 * tokens)
+    assert kept is not None
+    kept.keep(model.state())
+    result = json.loads(simulated(capsys, trace))
+    assert result["calibration"]["file"] is None and "bundled on" in result["calibration"]["measured_on"]
+    assert result["kv_blocks"] == [sizing.blocks]
+
+
+def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace, "--acceptance", "5"]) == 2
+    assert "expected a number from 0 to 1" in capsys.readouterr().err

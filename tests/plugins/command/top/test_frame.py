@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine_plugins.command.top.frame import FEWEST_FOR_P99, History
+from engine_plugins.command.statistics import FEWEST
+from engine_plugins.command.top.frame import History
 from engine_plugins.command.top.poll import COUNTERS, Poll
 
 
@@ -65,7 +66,7 @@ def test_another_server_at_the_same_url_starts_anew():
     assert kept.frame().rates.output_tokens == 4.0
 
 
-@pytest.mark.parametrize(("samples", "shown"), [(FEWEST_FOR_P99 - 1, None), (FEWEST_FOR_P99, 2.0)])
+@pytest.mark.parametrize(("samples", "shown"), [(FEWEST["p99"] - 1, None), (FEWEST["p99"], 2.0)])
 def test_a_p99_of_too_few_samples_is_not_shown(samples, shown):
     found = history(look(0.0, samples=samples)).frame().latency["ttft_ms"]
     assert (found.n, found.p95, found.p99) == (samples, 2.0, shown)

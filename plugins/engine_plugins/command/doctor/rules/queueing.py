@@ -140,7 +140,7 @@ RULES = (
         "queue_limit",
         BRANCH,
         "Requests are refused because few may wait: server.max_queue is too low.",
-        "e2e_mean_ms",
+        "rejected",
         ("rejected", "requests"),
         refused,
         {"requests": 1.0},
