@@ -41,6 +41,8 @@ ROUTES = [
     ("GET", "/engine/latency"),
     ("GET", "/engine/stats"),
     ("GET", "/engine/expert_load"),
+    ("GET", "/engine/findings"),
+    ("POST", "/engine/findings/doctor"),
     ("GET", "/ui"),
     ("GET", "/ui/"),
     ("GET", "/ui/app.js"),

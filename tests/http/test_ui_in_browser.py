@@ -16,9 +16,12 @@ from ..needs import needs_browser
 from ..service.fakes import Script, in_loop, says
 from .browser import Tab, chromium, opened
 from .fakes import Running, running
+from .test_findings import offer
 
 pytestmark = needs_browser
 HELLO = says("Hello world")
+FINDS = """print('{"findings": [{"cause": "too_few_rows", "says": "Rows wait.",'
+' "overrides": ["scheduler.max_requests=16"], "evidence": {"queue_ms": [477.3, 449, 501.5]}}]}')"""
 HOSTILE = '<img src=x onerror="alert(1)"> `a` <script>alert(2)</script>'
 
 
@@ -135,11 +138,29 @@ async def test_odd_addresses_lead_to_the_chat(devtools: str, name: str) -> None:
 
 
 @in_loop
+async def test_a_command_finds_something_and_the_page_shows_it(devtools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with page(devtools) as (tab, server):
+        offer(server, monkeypatch, FINDS)
+        await tab.js("document.activeElement.blur()")
+        await tab.press("5")
+        await tab.until("document.querySelector('.findings button')")
+        assert await tab.text(".findings button") == "Run look"
+        await tab.js("document.querySelector('.findings button').focus()")
+        await tab.press("Enter")
+        assert "Rows wait." in await tab.until(
+            "document.querySelector('.findings .card') && document.querySelector('.findings .card').textContent"
+        )
+        assert await tab.text(".findings pre") == "scheduler.max_requests=16"
+        assert await tab.text(".findings .facts dd") == "477 / 449 / 502"
+        assert await tab.text(".findings [role=status]") == "look: 1 finding."
+
+
+@in_loop
 async def test_every_screen_fits_a_narrow_window_and_opens_by_its_number(devtools: str) -> None:
     async with page(devtools) as (tab, _):
         await tab.js("document.activeElement.blur()")
         await tab.resize(400, 800)
-        for number, name in enumerate(("Chat", "Requests", "Latency", "Plan"), 1):
+        for number, name in enumerate(("Chat", "Requests", "Latency", "Plan", "Findings"), 1):
             await tab.press(str(number))
             await tab.until(f"document.querySelector('nav [aria-current]').textContent === '{name}'")
             assert (

@@ -8,6 +8,7 @@ import sys
 
 from engine.assembly.compose import quoted
 from engine.cli.command import report_failures
+from engine.cli.commands import commands
 from engine.contracts.command import Command
 
 SHORTHANDS = {"model": "model.path", "host": "server.host", "port": "server.port"}
@@ -41,7 +42,8 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
     from engine.http.server import serve
 
-    return serve(plan)
+    offers = commands(configured.discovered)
+    return serve(plan, {name: offer.provider for name, offer in offers.items() if offer.provider.finds_with})
 
 
 COMMAND = Command("Start the OpenAI-compatible server.", _run, shorthands)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
+from engine.contracts.command import CommandProvider
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http import middleware
 from engine.http.bodies import Bodies
+from engine.http.findings import Findings
 from engine.http.routes.chat import chat_completions
 from engine.http.routes.completions import completions
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
+from engine.http.routes.findings import find, list_finders
 from engine.http.routes.health import health
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
@@ -42,8 +45,10 @@ def build_app(
     router: Router,
     exporters: Sequence[Exporter],
     tokenizer: Tokenizer,
+    finders: Mapping[str, CommandProvider] | None = None,
 ) -> web.Application:
-    """The application over an engine that somebody else starts. Call inside a running event loop."""
+    """The application over an engine that somebody else starts. ``finders``: commands that print findings, by name.
+    Call inside a running event loop."""
     settings = plan.settings.server
     latencies, waterfalls = RollingLatency(), Waterfalls()
     bus = EventBus([*exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
@@ -59,6 +64,7 @@ def build_app(
         latency=latencies,
         waterfalls=waterfalls,
         fingerprint=fingerprint(plan),
+        findings=Findings(finders or {}, settings.api_key),
     )
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
@@ -89,6 +95,8 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/engine/requests", recent_requests)
     router.add_get("/engine/requests/{request}", one_request)
     router.add_get("/engine/expert_load", expert_load)
+    router.add_get("/engine/findings", list_finders)
+    router.add_post("/engine/findings/{command}", find)
 
 
 async def _resources(app: web.Application) -> AsyncIterator[None]:

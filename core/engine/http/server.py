@@ -7,12 +7,13 @@ import errno
 import gc
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
+from engine.contracts.command import CommandProvider
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.app import build_app
@@ -44,13 +45,14 @@ class Server:
         router: Router,
         exporters: Sequence[Exporter],
         tokenizer: Tokenizer,
+        finders: Mapping[str, CommandProvider] | None = None,
         *,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         """``say`` shows a line to the person who started the server."""
         self._plan = plan
         self._client = client
-        self._parts = (router, exporters, tokenizer)
+        self._parts = (router, exporters, tokenizer, finders)
         self._say = say
         self._signals = 0
         self._first_signal = asyncio.Event()
@@ -175,8 +177,9 @@ class Server:
             loop.add_signal_handler(number, self.signalled)
 
 
-def serve(plan: EnginePlan) -> int:
-    """Serve until a signal says otherwise; returns the process's exit code.
+def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:
+    """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that print findings,
+    by the name that calls each.
 
     SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once. Raises
     :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
@@ -189,5 +192,5 @@ def serve(plan: EnginePlan) -> int:
     check_headers(plan)
     tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
-    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
+    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer, finders)
     return asyncio.run(server.run())

@@ -2,6 +2,7 @@
 
 import { getJson, poll } from "./api.js";
 import { chatScreen } from "./chat.js";
+import { findingsScreen } from "./findings.js";
 import { latencyScreen } from "./latency.js";
 import { planScreen } from "./plan.js";
 import { requestsScreen } from "./requests.js";
@@ -9,7 +10,7 @@ import { requestsScreen } from "./requests.js";
 const main = document.getElementById("main");
 const links = [...document.querySelectorAll("nav a")];
 const chat = chatScreen();
-const screens = { chat, requests: requestsScreen(), latency: latencyScreen(), plan: planScreen() };
+const screens = { chat, requests: requestsScreen(), latency: latencyScreen(), plan: planScreen(), findings: findingsScreen() };
 const names = Object.keys(screens);
 let shown = null;
 

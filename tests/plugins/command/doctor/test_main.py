@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from tests.plugins.command.conftest import Served
 from tests.plugins.command.doctor.cases import RECORDED, slow
 
 from engine.cli.main import main
+from engine.http.findings import Printed
 from engine_plugins.command.doctor.rules import RULES
 
 MORE = (slow(0.0, cause="of_a_third_party"),)
@@ -29,6 +31,7 @@ def test_json_has_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert first["cause"] == "too_few_rows"
     low, high = first["predicted_ratio"]
     assert 0.0 < low < high < 1.0
+    assert msgspec.convert(found, Printed).findings[0].overrides == first["overrides"]  # what the engine's page reads
 
 
 def test_a_server_that_does_not_say_what_it_runs_is_named(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

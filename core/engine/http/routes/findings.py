@@ -1,0 +1,23 @@
+"""``/engine/findings``: what commands of plugins have to say about this engine."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from engine.http.bodies import json_response
+from engine.http.preparing import state_of
+
+
+async def list_finders(http: web.Request) -> web.StreamResponse:
+    """The commands that print findings, each with a line that says what it does."""
+    commands = state_of(http).findings.commands
+    return json_response({"commands": [{"name": name, "doc": each.doc} for name, each in commands.items()]})
+
+
+async def find(http: web.Request) -> web.StreamResponse:
+    """Runs a command on this engine and answers with the JSON it prints. Takes as long as the command does."""
+    assert http.transport is not None
+    host, port = http.transport.get_extra_info("sockname")[:2]  # where the asker has found this server
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    found = await state_of(http).findings.run(http.match_info["command"], url)
+    return web.Response(body=found, content_type="application/json")

@@ -1,0 +1,64 @@
+// What is wrong with the engine and what to change, as commands of plugins say it.
+
+import { getJson, postJson } from "./api.js";
+import { h } from "./dom.js";
+import { figure, seconds } from "./format.js";
+
+export function findingsScreen() {
+  const buttons = h("div", { class: "row" });
+  const said = h("p", { class: "muted", role: "status" }, "Loading");
+  const found = h("div", {});
+  const element = h("section", { "aria-label": "Findings", class: "findings" },
+    h("div", { class: "head" }, h("h1", {}, "Findings"), buttons), said, found);
+  let known = false;
+
+  async function show() {
+    if (known) return;
+    try {
+      const { commands } = await getJson("engine/findings");
+      known = true;
+      buttons.replaceChildren(...commands.map(({ name, doc }) =>
+        h("button", { type: "button", class: "primary", title: doc, onclick: () => run(name) }, `Run ${name}`)));
+      say(commands.length ? commands.map(({ name, doc }) => `${name}: ${doc}.`).join(" ") : "No command that is installed prints findings.");
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+
+  async function run(name) {
+    const started = performance.now();
+    const wait = () => say(`engine ${name} watches the engine: ${seconds(Math.round((performance.now() - started) / 1000))}`);
+    const ticking = setInterval(wait, 1000);
+    for (const button of buttons.children) button.disabled = true;
+    wait();
+    try {
+      const { findings } = await postJson(`engine/findings/${encodeURIComponent(name)}`);
+      found.replaceChildren(...findings.map(card));
+      say(`${name}: ${["no finding", "1 finding"][findings.length] ?? `${findings.length} findings`}.`);
+    } catch (error) {
+      say(error.message, true);
+    } finally {
+      clearInterval(ticking);
+      for (const button of buttons.children) button.disabled = false;
+    }
+  }
+
+  function say(text, isProblem = false) {
+    said.textContent = text;
+    said.className = isProblem ? "problem" : "muted";
+  }
+
+  return { element, show };
+}
+
+function card({ cause, says, evidence = {}, overrides = [], advice = "", falsifier = "" }, at) {
+  const figures = Object.entries(evidence);
+  return h("div", { class: "card" },
+    h("h2", {}, `${at + 1}. ${says}`),
+    h("p", { class: "muted mono" }, cause),
+    overrides.length > 0 && h("pre", {}, h("code", {}, overrides.join(" "))),
+    advice && h("p", {}, advice),
+    figures.length > 0 && h("dl", { class: "facts" }, figures.map(([name, values]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, values.map(figure).join(" / "))))),
+    falsifier && h("p", { class: "muted" }, `${falsifier[0].toUpperCase()}${falsifier.slice(1)}.`));
+}
