@@ -95,7 +95,8 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
     ]
     for name in ("itl_ms", "ttft_ms"):
         for key in ("p50", "p95"):
-            pairs.append((f"{name} {key}", plan["prediction"][name][key], [metrics[name][key] for metrics in found]))
+            if (predicted := plan["prediction"][name][key]) is not None:  # of too few requests
+                pairs.append((f"{name} {key}", predicted, [metrics[name][key] for metrics in found]))
     title = f"{'386M shape' if each.is_large else 'bundled'} {' '.join(each.overrides)} ({plan['steps']['origin']})"
     for name, predicted, values in pairs:
         real, spread = statistics.median(values), (max(values) - min(values)) / statistics.median(values)
