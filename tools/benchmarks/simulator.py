@@ -353,7 +353,7 @@ def _pair(pair: Mapping[str, Any]) -> str:
         real, said = _mean(other) / _mean(first), pair["simulated"]["other"][name] / pair["simulated"]["first"][name]
         wins = (min(other) > max(first)) - (max(other) < min(first))
         foreseen = (said > 1.01) - (said < 0.99)
-        agrees = "yes" if wins == foreseen else "no" if wins * foreseen < 0 else "one is undecided"
+        agrees = {1: "yes", -1: "no"}.get(wins * foreseen, "nobody wins" if wins == foreseen else "one is undecided")
         cells += [f"{real:.2f}", f"{said:.2f}", agrees]
     return "| " + " | ".join(cells) + " |"
 

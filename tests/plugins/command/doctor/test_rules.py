@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.plugins.command.doctor.cases import RECORDED, recorded
 
@@ -19,6 +20,15 @@ HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
 def test_the_planted_fault_is_named_first(cause: str) -> None:
     found = diagnose(recorded(cause), RULES).findings
     assert [finding.rule.cause for finding in found][:1] == [cause]
+
+
+def test_chunks_are_small_for_a_low_target_of_itl_as_well_as_for_a_small_budget() -> None:
+    evidence = recorded("token_budget_too_small")
+    settings = evidence.engine.settings | {"scheduler.token_budget": 2048, "scheduler.itl_target_ms": 2.0}
+    engine = msgspec.structs.replace(evidence.engine, settings=settings)
+    found = diagnose(msgspec.structs.replace(evidence, engine=engine), RULES).findings
+    assert found[0].rule.cause == "token_budget_too_small"
+    assert found[0].remedy.overrides == ("scheduler.itl_target_ms=0",)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

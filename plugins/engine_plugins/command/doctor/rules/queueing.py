@@ -11,6 +11,7 @@ ENOUGH = {"requests": 3.0, "steps": 20.0}
 BATCHES_WELL = 1.5
 """Twice the rows bring so many times the requests per second: then the device has room."""
 FEW, BUSY = 16, 0.7
+LONGER_ITL = "Others wait longer for a token beside a prompt: see that the highest ITL is still good enough."
 
 
 def without_queue(figures: Figures, most: float = 0.95) -> Remedy | None:
@@ -86,17 +87,18 @@ def refused(engine: Engine, figures: Figures) -> Remedy | None:
     if figures["rejected"] < max(3.0, 0.05 * arrived) or limit >= 128:
         return None
     advice = "Refused requests come again later or not at all. If a longer queue only waits longer, add an engine."
-    return Remedy(0.3, 0.95, (f"server.max_queue={max(256, 4 * limit)}",), advice)
+    return Remedy(0.0, 0.95, (f"server.max_queue={max(256, 4 * limit)}",), advice)
 
 
 def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
-    budget = engine.settings.get("scheduler.token_budget")
-    if budget is None or budget > 256 or figures["chunks_mean"] < 4.0:
+    budget, target = engine.settings.get("scheduler.token_budget"), engine.settings.get("scheduler.itl_target_ms")
+    if budget is None or figures["chunks_mean"] < 4.0 or not (target or budget <= 256):
         return None
+    override = "scheduler.itl_target_ms=0" if target else "scheduler.token_budget=2048"
     tokens = figures["prompt_mean"] * (1.0 - figures["cached_share"])
     whole = figures["cost.base_ms"] + tokens * figures["cost.per_token_ms"]
     ratio = whole / (whole + (figures["chunks_mean"] - 1) * (figures["cost.base_ms"] + figures["gap_ms"]))
-    return Remedy(max(0.05, 0.4 * ratio), 0.92, ("scheduler.token_budget=2048",)) if ratio < 0.85 else None
+    return Remedy(max(0.05, 0.4 * ratio), 0.92, (override,), LONGER_ITL) if ratio < 0.85 else None
 
 
 RULES = (
