@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.contracts.command import CommandProvider
-from engine.http import findings
+from engine.http import finders
 
 from ..service.fakes import in_loop
 from .fakes import Running, running
@@ -32,9 +32,9 @@ time.sleep(60)
 
 
 def offer(server: Running, monkeypatch: pytest.MonkeyPatch, script: str, *flags: str) -> None:
-    monkeypatch.setattr(findings, "COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(finders, "COMMAND", (sys.executable, "-c", script))
     provider = CommandProvider("look", "engine_mine:LOOK", "look at the engine", finds_with=flags)
-    server.server.state.findings.commands = {"look": provider}
+    server.server.state.finders.commands = {"look": provider}
 
 
 async def until_written(file: Path) -> int:

@@ -14,7 +14,7 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http import middleware
 from engine.http.bodies import Bodies
-from engine.http.findings import Findings
+from engine.http.finders import Finders
 from engine.http.routes.chat import chat_completions
 from engine.http.routes.completions import completions
 from engine.http.routes.detokenize import detokenize
@@ -64,7 +64,7 @@ def build_app(
         latency=latencies,
         waterfalls=waterfalls,
         fingerprint=fingerprint(plan),
-        findings=Findings(finders or {}, settings.api_key),
+        finders=Finders(finders or {}, settings.api_key),
     )
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)

@@ -17,7 +17,7 @@ from engine.contracts.events import Event
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
 from engine.http.bodies import Bodies, Body
-from engine.http.findings import Findings
+from engine.http.finders import Finders
 from engine.http.progress import PrefillProgress
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
@@ -55,7 +55,7 @@ class ServerState:
     latency: RollingLatency
     waterfalls: Waterfalls
     fingerprint: str
-    findings: Findings
+    finders: Finders
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)

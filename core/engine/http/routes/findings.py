@@ -10,7 +10,7 @@ from engine.http.preparing import state_of
 
 async def list_finders(http: web.Request) -> web.StreamResponse:
     """The commands that print findings, each with a line that says what it does."""
-    commands = state_of(http).findings.commands
+    commands = state_of(http).finders.commands
     return json_response({"commands": [{"name": name, "doc": each.doc} for name, each in commands.items()]})
 
 
@@ -19,5 +19,5 @@ async def find(http: web.Request) -> web.StreamResponse:
     assert http.transport is not None
     host, port = http.transport.get_extra_info("sockname")[:2]  # where the asker has found this server
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    found = await state_of(http).findings.run(http.match_info["command"], url)
+    found = await state_of(http).finders.run(http.match_info["command"], url)
     return web.Response(body=found, content_type="application/json")

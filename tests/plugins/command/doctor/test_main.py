@@ -10,7 +10,7 @@ from tests.plugins.command.conftest import Served
 from tests.plugins.command.doctor.cases import RECORDED, slow
 
 from engine.cli.main import main
-from engine.http.findings import Printed
+from engine.http.finders import Printed
 from engine_plugins.command.doctor.rules import RULES
 
 MORE = (slow(0.0, cause="of_a_third_party"),)

@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 COMMAND = (sys.executable, "-m", "engine.cli.main")
 
 
-class Findings:
+class Finders:
     """Runs one command at a time. ``commands``: by the name that calls each; ``api_key``: what the server asks for."""
 
     def __init__(self, commands: Mapping[str, CommandProvider], api_key: str | None) -> None:
