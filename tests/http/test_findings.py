@@ -61,6 +61,7 @@ async def test_a_command_reads_the_engine_with_its_key(monkeypatch: pytest.Monke
         ("/engine/findings/other", "", 404, "No command 'other' prints findings"),
         (PATH, "import sys; sys.exit('engine look: the engine cannot be read')", 500, "the engine cannot be read"),
         (PATH, "raise SystemExit(3)", 500, "engine look ended with 3"),
+        (PATH, "print('x' * (1 << 20))", 500, "engine look printed more than 1048576 bytes"),
         (PATH, "print('[]')", 500, "engine look printed no findings"),
         (PATH, """print('{"findings": [{"cause": "none"}]}')""", 500, "missing required field `says`"),
     ],
@@ -72,6 +73,36 @@ async def test_what_goes_wrong_is_said(
         offer(server, monkeypatch, script)
         answered, _, data = await server.post(path, b"")
         assert answered == status and says in error_of(data)["message"]
+
+
+@in_loop
+async def test_a_page_of_another_server_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as server:
+        offer(server, monkeypatch, LOOKS)
+        status, _, data = await server.post(PATH, b"", "Origin: http://other.example", "Content-Type: text/plain")
+        assert status == 415 and "Content-Type" in error_of(data)["message"]
+
+
+@in_loop
+async def test_a_draining_server_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as server:
+        offer(server, monkeypatch, LOOKS)
+        server.server.state.admission.draining = True
+        status, _, data = await server.post(PATH, b"")
+        assert status == 503 and error_of(data)["code"] == "draining"
+
+
+@in_loop
+async def test_what_a_command_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITS!r}, *sys.argv[1:]])"
+    async with running() as server:
+        monkeypatch.setattr(finders, "LIMIT_S", 2.0)
+        offer(server, monkeypatch, starts, str(tmp_path / "pid"))
+        status, _, data = await server.post(PATH, b"")
+        assert status == 500 and "did not end" in error_of(data)["message"]
+        pid = await until_written(tmp_path / "pid")
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.01)
 
 
 @in_loop

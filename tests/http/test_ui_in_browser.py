@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -118,9 +119,10 @@ async def test_escape_stops_an_answer(devtools: str) -> None:
 @in_loop
 async def test_a_new_chat_begins_empty_while_an_answer_comes(devtools: str) -> None:
     async with page(devtools) as (tab, server):
-        server.client.hold_before = 3
+        server.client.hold_before = 0
         await ask(tab, "hi")
-        await tab.until("document.querySelector('.turn.model')")
+        while not server.client.requests:
+            await asyncio.sleep(0.01)
         await tab.js("[...document.querySelectorAll('button')].find((each) => each.textContent === 'New chat').click()")
         await server.client.abort_seen.wait()
         await tab.until("document.querySelector('.composer button').textContent === 'Send'")

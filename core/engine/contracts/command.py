@@ -30,7 +30,7 @@ class CommandProvider:
     finds_with: tuple[str, ...] = ()
     """Flags with which the command reads the engine at ``--url URL`` (its key: ``$ENGINE_API_KEY``) and prints JSON
     with ``findings``, a list of ``{cause, says, evidence, overrides, advice, falsifier}``: the page at ``/ui/`` then
-    offers to run it. ``evidence`` has lists of numbers by name, ``overrides`` is a list of texts; all but the first two
+    offers to run it. ``evidence`` has numbers in order of time, by name, ``overrides`` is a list; all but the first two
     may be missing. Empty: the page does not offer it."""
 
 

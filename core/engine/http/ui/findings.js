@@ -2,14 +2,15 @@
 
 import { getJson, postJson } from "./api.js";
 import { h } from "./dom.js";
-import { figure, seconds } from "./format.js";
+import { count, figure, seconds } from "./format.js";
 
 export function findingsScreen() {
   const buttons = h("div", { class: "row" });
   const said = h("p", { class: "muted", role: "status" }, "Loading");
+  const waited = h("p", { class: "muted" });
   const found = h("div", {});
   const element = h("section", { "aria-label": "Findings", class: "findings" },
-    h("div", { class: "head" }, h("h1", {}, "Findings"), buttons), said, found);
+    h("div", { class: "head" }, h("h1", {}, "Findings"), buttons), said, waited, found);
   let known = false;
 
   async function show() {
@@ -27,8 +28,9 @@ export function findingsScreen() {
 
   async function run(name) {
     const started = performance.now();
-    const wait = () => say(`engine ${name} watches the engine: ${seconds(Math.round((performance.now() - started) / 1000))}`);
+    const wait = () => { waited.textContent = seconds(Math.round((performance.now() - started) / 1000)); };
     const ticking = setInterval(wait, 1000);
+    say(`engine ${name} runs. What it watches are requests: let some come.`);
     for (const button of buttons.children) button.disabled = true;
     wait();
     try {
@@ -39,6 +41,7 @@ export function findingsScreen() {
       say(error.message, true);
     } finally {
       clearInterval(ticking);
+      waited.textContent = "";
       for (const button of buttons.children) button.disabled = false;
     }
   }
@@ -51,14 +54,17 @@ export function findingsScreen() {
   return { element, show };
 }
 
+const value = (number) => (Number.isInteger(number) ? count(number) : figure(number));
+
 function card({ cause, says, evidence = {}, overrides = [], advice = "", falsifier = "" }, at) {
   const figures = Object.entries(evidence);
   return h("div", { class: "card" },
     h("h2", {}, `${at + 1}. ${says}`),
     h("p", { class: "muted mono" }, cause),
-    overrides.length > 0 && h("pre", {}, h("code", {}, overrides.join(" "))),
+    overrides.length > 0 && [h("p", {}, "Start the engine with"), h("pre", {}, h("code", {}, overrides.join(" ")))],
     advice && h("p", {}, advice),
+    figures.length > 0 && h("p", {}, "Evidence, in order of time"),
     figures.length > 0 && h("dl", { class: "facts" }, figures.map(([name, values]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, values.map(figure).join(" / "))))),
+      h("div", {}, h("dt", {}, name), h("dd", {}, values.map(value).join(" / "))))),
     falsifier && h("p", { class: "muted" }, `${falsifier[0].toUpperCase()}${falsifier.slice(1)}.`));
 }

@@ -45,10 +45,10 @@ export class Plot {
     if (!this.canvas.clientWidth) return;
     this.plot ??= this.make();
     const last = samples.at.at(-1) ?? 0;
-    const first = Math.max(samples.at[0] ?? 0, window === null ? 0 : last - window);
+    const first = Math.max(samples.at[0] ?? last, window === null ? 0 : last - window);
     this.plot.batch(() => {
       this.plot.setData(samples.data(this.names), false);
-      this.plot.setScale("x", { min: first, max: Math.max(last, first + LEAST_S) });
+      this.plot.setScale("x", { min: Math.min(first, last - LEAST_S), max: last });
     });
     this.showValues(this.plot.cursor.idx);
   }

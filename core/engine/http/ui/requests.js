@@ -3,7 +3,7 @@
 import { getJson, poll } from "./api.js";
 import { h } from "./dom.js";
 import { count, ms, seconds, shortIds } from "./format.js";
-import { spansBar } from "./spans.js";
+import { legend, spansBar } from "./spans.js";
 import { waterfallView } from "./waterfall.js";
 
 const COUNT = 32;
@@ -26,7 +26,7 @@ export function requestsScreen() {
   const head = (text, className, title) => h("th", { scope: "col", class: className, title }, text);
   const table = h("table", { class: "requests" },
     h("thead", {}, h("tr", {},
-      head("Where the time went", "cause"), head("Total", "number"), head("TTFT", "number"),
+      head("Share of the total time", "cause"), head("Total", "number"), head("TTFT", "number"),
       head("TPOT", "number wide-only", "Time per output token after the first"),
       head("Prompt", "number wide-only", "Tokens; of them from the prefix cache"),
       head("Output", "number wide-only"), head("End", "wide-only"), head("Age", "number"))),
@@ -36,7 +36,7 @@ export function requestsScreen() {
       h("h1", {}, "Requests"),
       h("div", { class: "row" },
         h("label", { for: "order" }, "Order", order), h("label", { for: "follow", class: "check" }, follow, "Live"))),
-    said, table);
+    said, legend(), table);
   const detail = h("div", { hidden: true });
   const element = h("section", { "aria-label": "Requests" }, list, detail);
 

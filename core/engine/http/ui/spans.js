@@ -16,6 +16,10 @@ export const SPANS = {
   unattributed: "time that nothing accounts for",
 };
 
+/** Which colour is which. */
+export const legend = () => h("p", { class: "row muted" }, Object.entries(SPANS).map(([name, what]) =>
+  h("span", { title: what }, h("span", { class: `dot span-${name}` }), name)));
+
 /** One bar of all spans. `timings`: `<name>_ms` by span. */
 export function spansBar(timings) {
   const found = Object.keys(SPANS).map((name) => [name, timings[`${name}_ms`] ?? 0]).filter(([, took]) => took > 0);
