@@ -22,7 +22,8 @@ from .test_findings import offer
 pytestmark = needs_browser
 HELLO = says("Hello world")
 FINDS = """print('{"findings": [{"cause": "too_few_rows", "says": "Rows wait.",'
-' "overrides": ["scheduler.max_requests=16"], "evidence": {"queue_ms": [477.3, 449, 501.5]}}]}')"""
+' "overrides": ["scheduler.max_requests=16"], "evidence": {"queue_ms": [477.3, 449, 501.5]}}],'
+' "notes": ["One window is not enough."]}')"""
 HOSTILE = '<img src=x onerror="alert(1)"> `a` <script>alert(2)</script>'
 
 
@@ -152,6 +153,7 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str, mo
         assert "Rows wait." in await tab.until(
             "document.querySelector('.findings .card') && document.querySelector('.findings .card').textContent"
         )
+        assert await tab.text(".findings > div:last-child > p") == "One window is not enough."
         assert await tab.text(".findings pre") == "scheduler.max_requests=16"
         assert await tab.text(".findings .facts dd") == "477 / 449 / 502"
         assert await tab.text(".findings [role=status]") == "look: 1 finding."

@@ -76,6 +76,7 @@ class Printed(msgspec.Struct):
     """What the page reads of what a command prints; there may be more."""
 
     findings: list[Finding]
+    notes: list[str] = []
 
 
 class Finding(msgspec.Struct):

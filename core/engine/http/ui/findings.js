@@ -34,8 +34,8 @@ export function findingsScreen() {
     for (const button of buttons.children) button.disabled = true;
     wait();
     try {
-      const { findings } = await postJson(`engine/findings/${encodeURIComponent(name)}`);
-      found.replaceChildren(...findings.map(card));
+      const { findings, notes = [] } = await postJson(`engine/findings/${encodeURIComponent(name)}`);
+      found.replaceChildren(...findings.map(card), ...notes.map((note) => h("p", { class: "muted" }, note)));
       say(`${name}: ${["no finding", "1 finding"][findings.length] ?? `${findings.length} findings`}.`);
     } catch (error) {
       say(error.message, true);

@@ -48,10 +48,24 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
             {"cause": each.rule.cause, "shown_in": each.shown_in, "unknown_in": each.unknown_in}
             for each in diagnosis.abstentions
         ],
+        "notes": list(notes(diagnosis, evidence)),
         "not_judged": [rule.cause for rule in diagnosis.unknown],
         "windows_s": [figures["seconds"] for figures in evidence.windows],
         "requests": [figures.get("requests", 0.0) for figures in evidence.windows],
     }
+
+
+def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
+    """What there is to say beside findings."""
+    windows = evidence.windows
+    for each in diagnosis.abstentions:
+        shown = " and ".join(map(str, each.shown_in))
+        why = f"window {shown} of {len(windows)} show it"
+        if each.unknown_in:
+            why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
+        yield f"abstained: {each.rule.cause}: {why}"
+    if not any(figures.get("requests") for figures in windows):
+        yield "no request ended in the windows: send the load first, or make them longer (--window)"
 
 
 def render(diagnosis: Diagnosis, evidence: Evidence) -> Group:
@@ -68,14 +82,8 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
         yield Text("no finding", style="bold green")
     for number, finding in enumerate(diagnosis.findings, 1):
         yield from _finding(number, finding)
-    for each in diagnosis.abstentions:
-        shown = " and ".join(map(str, each.shown_in))
-        why = f"window {shown} of {len(windows)} show it"
-        if each.unknown_in:
-            why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
-        yield Text(f"abstained: {each.rule.cause}: {why}", style="dim")
-    if not any(figures.get("requests") for figures in windows):
-        yield Text("no request ended in the windows: send the load first, or make them longer (--window)")
+    for note in notes(diagnosis, evidence):
+        yield Text(note, style="dim")
 
 
 def _finding(number: int, finding: Finding) -> Iterator[Text]:
