@@ -11,6 +11,7 @@ from engine.cli.commands import CORE
 from engine.cli.complete import candidates
 from engine.cli.main import main
 from engine.contracts import SLOTS
+from engine.contracts.command import CommandProvider
 
 BLOCKED = """
 import sys
@@ -153,10 +154,12 @@ def test_serve_hands_the_resolved_plan_to_the_server(model, monkeypatch, capsys)
     import engine.http.server as server
 
     served: list[EnginePlan] = []
-    monkeypatch.setattr(server, "serve", lambda plan: served.append(plan) or 0)
+    found: dict[str, CommandProvider] = {}
+    monkeypatch.setattr(server, "serve", lambda plan, finders: served.append(plan) or found.update(finders) or 0)
     assert main(["serve", "--model", model, "--port", "0", "+preset=baseline", "device=cpu"]) == 0
     assert served[0].settings.server.port == 0 and served[0].choice("scheduler").name == "static"
     assert "scheduler" in capsys.readouterr().out
+    assert found.keys() == {"doctor"} and all(each.finds_with for each in found.values())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -28,7 +28,7 @@ from engine.startup.memory.report import describe_ledger, describe_start, size
 from engine.startup.rank import load_plan
 from tests.kernels import tiny
 from tests.native import needs_compiler
-from tests.plugins.architecture.test_recurrent_families import DENSE, TestQwenNext
+from tests.plugins.architecture import test_recurrent_families as recurrent
 from tests.plugins.quantizer.checkpoint.mixtures import write_mixture
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
@@ -210,9 +210,9 @@ def test_a_quantized_checkpoint_gets_no_hint_of_another_quantizer(heavy: Path) -
     assert list(hints(str(refusal.value))) == ["memory.fraction", "model.max_len"]
 
 
-class LongTexts(TestQwenNext):
+class LongTexts(recurrent.TestQwenNext):
     __test__ = False
-    variants: ClassVar = {"long": DENSE | {"max_position_embeddings": 100_000}}
+    variants: ClassVar = {"long": recurrent.DENSE | {"max_position_embeddings": 100_000}}
 
 
 def test_where_layers_keep_states_fewer_rows_are_a_hint() -> None:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from statistics import fmean
 
+from engine.contracts.config import SLOT_CONFIGS
 from engine.evaluation.flags import assignment
 from engine_plugins.command.doctor.evidence import Engine, Evidence
 from engine_plugins.command.ladder import options
 from engine_plugins.command.ladder.options import LadderOptions
-from engine_plugins.command.ladder.rungs import Form
+from engine_plugins.command.ladder.rungs import Form, merged
 
 IDLE = 0.8
 """An engine less busy than this was not waited for by its clients: requests came at a rate of their own."""
 
 
-def overrides_of(engine: Engine) -> tuple[str, ...]:
-    """Of an engine set up alike."""
+def overrides_of(engine: Engine, changes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Of an engine set up alike but for ``changes``. Where they choose another plugin, what could be set of the old one
+    alone is left out."""
+    replaced = {word.partition("=")[0] for word in changes} & engine.slots.keys()
+
+    def stays(key: str) -> bool:
+        slot, _, name = key.partition(".")
+        return slot not in replaced or name in {field.name for field in fields(SLOT_CONFIGS[slot])}
+
     slots = (f"{slot}={name}" for slot, name in engine.slots.items())
-    return (assignment("model.path", engine.path), *slots, *(assignment(*each) for each in engine.settings.items()))
+    settings = (assignment(key, value) for key, value in engine.settings.items() if stays(key))
+    return merged((assignment("model.path", engine.path), *slots, *settings), changes)
 
 
 def workload_of(evidence: Evidence, requests: int) -> str:

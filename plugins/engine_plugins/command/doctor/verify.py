@@ -18,7 +18,6 @@ from engine_plugins.command.ladder.comparisons import ADDED, Comparison, before_
 from engine_plugins.command.ladder.options import LadderOptions
 from engine_plugins.command.ladder.record import Ladder
 from engine_plugins.command.ladder.requests import Requests
-from engine_plugins.command.ladder.rungs import merged
 from engine_plugins.command.ladder.servers import Servers
 from engine_plugins.command.live import LiveEngine
 from engine_plugins.command.statistics import Estimate, paired_ratio
@@ -30,8 +29,8 @@ SAMPLE_CHARS = 4000
 async def verify(finding: Finding, evidence: Evidence, options: LadderOptions, say: Callable[[str], None]) -> Estimate:
     """The finding's metric with its overrides / without. Raises ``Refused``, ``ProbeError`` and ``LiveError``, and
     ``ValueError`` where a run lacks the metric."""
-    base = overrides_of(evidence.engine)
-    comparison = Comparison(ADDED, finding.rule.cause, base, merged(base, finding.remedy.overrides))
+    before, after = (overrides_of(evidence.engine, changes) for changes in ((), finding.remedy.overrides))
+    comparison = Comparison(ADDED, finding.rule.cause, before, after)
     order = before_first(options.seed, comparison, options.pairs)
     values: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryDirectory(prefix="engine-doctor-") as logs:

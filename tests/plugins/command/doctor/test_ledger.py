@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.plugins.command.doctor.cases import recorded, slow, windows
+from tests.plugins.command.doctor.cases import RECORDED, recorded, slow, windows
 
 from engine.assembly.assemble import assemble
 from engine.assembly.compose import compose
@@ -14,6 +14,7 @@ from engine.assembly.discovery import discover
 from engine_plugins.command.doctor import ledger, shadow
 from engine_plugins.command.doctor.diagnosis import diagnose
 from engine_plugins.command.doctor.evidence import engine_of
+from engine_plugins.command.doctor.rules import RULES
 from engine_plugins.command.statistics import Estimate, Interval
 
 
@@ -56,6 +57,16 @@ def test_a_shadow_is_set_up_like_the_engine() -> None:
     evidence = recorded("too_few_rows")
     composed = compose(shadow.overrides_of(evidence.engine), discover())
     assert composed.tree()["scheduler"]["max_requests"] == evidence.engine.settings["scheduler.max_requests"]
+
+
+def test_every_override_that_is_proposed_makes_a_shadow() -> None:
+    discovered = discover()
+    for file in RECORDED.glob("*.json"):
+        evidence = recorded(file.stem)
+        for finding in diagnose(evidence, RULES).findings:
+            words = shadow.overrides_of(evidence.engine, finding.remedy.overrides)
+            assert set(finding.remedy.overrides) <= set(words)
+            compose(words, discovered)
 
 
 def test_a_shadow_has_every_setting_of_the_engines_slots() -> None:
