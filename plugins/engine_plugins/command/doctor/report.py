@@ -13,6 +13,8 @@ from engine_plugins.command.doctor.evidence import Evidence
 from engine_plugins.command.doctor.rule import Rule
 
 SCHEMA = "engine-doctor/1"
+FEWEST = 3
+"""Requests of a window with which most rules can judge it."""
 
 
 def causes(rules: Sequence[Rule]) -> str:
@@ -64,8 +66,10 @@ def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         if each.unknown_in:
             why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
         yield f"abstained: {each.rule.cause}: {why}"
-    if not any(figures.get("requests") for figures in windows):
-        yield "no request ended in the windows: send the load first, or make them longer (--window)"
+    requests = [figures.get("requests", 0.0) for figures in windows]
+    if min(requests) < FEWEST:
+        ended = ", ".join(f"{count:g}" for count in requests)
+        yield f"{ended} requests ended in the windows, too few to judge: send more, or make them longer (--window)"
 
 
 def render(diagnosis: Diagnosis, evidence: Evidence) -> Group:
@@ -79,7 +83,7 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     engine = evidence.engine
     yield Text(f"{engine.model} on {engine.device}; {watched}")
     if not diagnosis.findings:
-        yield Text("no finding", style="bold green")
+        yield Text("no finding", style="bold")
     for number, finding in enumerate(diagnosis.findings, 1):
         yield from _finding(number, finding)
     for note in notes(diagnosis, evidence):

@@ -86,7 +86,8 @@ def calibration_of(options: SimulateOptions) -> Calibration:
     if cost is None:
         raise ValueError(
             "nothing was measured of this plan on this machine: serve it with some load first (engine serve with the "
-            "same overrides), or name what was measured elsewhere with --calibration FILE"
+            "same overrides; it keeps what steps cost at its end, or when it is idle), or name what was measured "
+            "elsewhere with --calibration FILE"
         )
     measured_on = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
     return Calibration(SCHEMA, cost, num_blocks=sizing.blocks or None, measured_on=measured_on)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.plugins.command.conftest import Served
-from tests.plugins.command.doctor.cases import RECORDED, slow
+from tests.plugins.command.doctor.cases import RECORDED, recorded, slow
 
 from engine.cli.main import main
 from engine.http.finders import Printed
+from engine_plugins.command.doctor.evidence import write
 from engine_plugins.command.doctor.rules import RULES
 
 MORE = (slow(0.0, cause="of_a_third_party"),)
@@ -71,3 +73,11 @@ def test_wrong_usage_is_named(words: list[str], said: str, capsys: pytest.Captur
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 1
     assert "is the server running?" in capsys.readouterr().err
+
+
+def test_windows_of_few_requests_are_said_to_be_too_few(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    evidence = recorded("healthy-default-one-at-a-time")
+    windows = [figures | {"requests": float(count)} for count, figures in enumerate(evidence.windows)]
+    write(msgspec.structs.replace(evidence, windows=windows), str(tmp_path / "few.json"))
+    assert main(["doctor", "--evidence", str(tmp_path / "few.json")]) == 0
+    assert "0, 1, 2 requests ended in the windows, too few to judge" in " ".join(capsys.readouterr().out.split())
