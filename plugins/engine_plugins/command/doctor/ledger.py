@@ -31,14 +31,14 @@ class Entry(msgspec.Struct, frozen=True):
     interval: tuple[float, float] | None
     pairs: int
     outcome: str
-    """``hit``: the estimate lies in the predicted range. ``miss``: the interval lies outside of it. Else
-    ``undecided``."""
+    """``hit``: the estimate lies in the predicted range, and the whole interval below 1. ``miss``: the interval lies
+    outside of the range. Else ``undecided``."""
     schema: str = SCHEMA
 
 
 def entry_of(finding: Finding, evidence: Evidence, estimate: Estimate) -> Entry:
     remedy, interval = finding.remedy, estimate.interval
-    if remedy.low <= estimate.value <= remedy.high:
+    if interval is not None and remedy.low <= estimate.value <= remedy.high and interval.high < 1.0:
         outcome = HIT
     elif interval is not None and (interval.high < remedy.low or interval.low > remedy.high):
         outcome = MISS

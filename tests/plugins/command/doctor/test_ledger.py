@@ -25,8 +25,9 @@ def entry(value: float, low: float, high: float) -> ledger.Entry:
     return ledger.entry_of(finding, evidence, Estimate(value, Interval(low, high), 6))
 
 
-def test_an_estimate_within_the_predicted_range_is_a_hit() -> None:
-    assert entry(0.7, 0.4, 1.0).outcome == ledger.HIT
+def test_an_estimate_within_the_predicted_range_is_a_hit_if_something_has_become_better() -> None:
+    assert entry(0.7, 0.4, 0.98).outcome == ledger.HIT
+    assert entry(0.7, 0.4, 1.2).outcome == ledger.UNDECIDED
 
 
 def test_an_interval_outside_of_the_predicted_range_is_a_miss() -> None:
