@@ -137,6 +137,25 @@ def test_keys_of_long_rows_are_split_in_float32(case: AttentionCase, three_threa
     check(case, "float32", use_amx=False)
 
 
+SPLIT_AMONG_QUERIES = AttentionCase("split_among_queries", ((1, 1542), (1, 1507), (200, 200), (599, 600)), 4, 2, 64, 16)
+
+
+@needs_compiler
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_query_that_sees_no_key_of_a_split_adds_nothing(head_dim: int, window: int | None, use_amx: bool) -> None:
+    """Whichever way the scale rounds scores: of these the default scales round both ways."""
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            case = dataclasses.replace(SPLIT_AMONG_QUERIES, head_dim=head_dim, window=window)
+            check(case, "float32", use_amx=False)
+            check(case, "bfloat16", use_amx)
+        finally:
+            torch.set_num_threads(before)
+
+
 @needs_compiler
 def test_queries_may_be_a_part_of_wider_rows(use_amx: bool) -> None:
     case = case_named("prefill_decode_verify")

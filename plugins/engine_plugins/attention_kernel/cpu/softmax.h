@@ -14,7 +14,9 @@ namespace {
 // Score of a key that a column does not see. A column that has seen no other keys yet has this as its maximum, and
 // their probabilities are 1: the first key it does see raises the maximum, and rescaling removes them (by a factor of
 // 0, or 2^-126 without AVX-512). Each column sees at least one key, if not in this split, so none of them remain.
-constexpr float MASKED = -1e30f;
+// A power of two: its product with the scale is exact, so it equals the maximum also where a compiler fuses the product
+// with the difference. Of a rounded product the difference would be 10^21: an infinite probability.
+constexpr float MASKED = -0x1p100f;
 constexpr float NO_MAXIMUM = -std::numeric_limits<float>::max();
 
 // What has been seen of a strip: by column, the maximum and the sum of the softmax, and the output not yet divided by
