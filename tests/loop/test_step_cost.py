@@ -5,7 +5,8 @@ import msgspec
 import pytest
 
 from engine.contracts.step_cost import NO_WORK, Mixture, StepCost, StepWork
-from engine.loop.step_cost import StepCostModel, StepCostState
+from engine.loop.step_cost import StepCostModel, StepCostState, usable
+from engine.loop.step_errors import StepCostReport
 
 
 def work(count):
@@ -231,3 +232,16 @@ def test_a_noisy_time_is_foretold_by_its_mean():
     for ms in times:
         model.observe(StepWork.decode(rng.randint(1, 900)), ms)
     assert model.state().cost.ms(StepWork.decode(400)) == pytest.approx(12.0, rel=0.02)
+
+
+def test_the_errors_are_handed_on_and_told_in_words():
+    model = StepCostModel()
+    rng = random.Random(6)
+    assert StepCostReport(model.cost()).words == ""
+    for _ in range(300):
+        model.observe(StepWork.decode(100), 12.0 * rng.choice((0.8, 1.2)))
+    state = model.state()
+    assert [error.kind for error in state.errors] == ["decode"] and usable(state, ()) is None
+    assert state.errors[0].median_error == pytest.approx(0.2, abs=0.1)
+    assert "decode steps 19%" in StepCostReport(state.cost, state.errors).words
+    assert not StepCostModel((), state).report().errors  # its own predictions are still to come

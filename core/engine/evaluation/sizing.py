@@ -19,11 +19,12 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts
-from engine.contracts.step_cost import Mixture, StepCost
+from engine.contracts.step_cost import Mixture
 from engine.evaluation.capacity import bind_stated, checkpoint_of
 from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
 from engine.kv.groups import STATE_BLOCKS, PoolShape
+from engine.loop.step_errors import StepCostReport
 from engine.models.footprint import mixtures
 from engine.models.record import recorded
 from engine.models.sharding import smallest_cut
@@ -122,11 +123,11 @@ def _held(pool: PoolShape, group: int, blocks: int, shared: int) -> int:
     return (blocks - common) // (most - common)
 
 
-def measured_step_cost(sizing: Sizing) -> StepCost | None:
+def measured_step_cost(sizing: Sizing) -> StepCostReport | None:
     """What an engine with this plan has measured on this machine and kept; ``None``: none has."""
     kept = calibration(sizing.plan, sizing.mixtures)
     state = None if kept is None else kept.load()
-    return None if state is None else state.cost
+    return None if state is None else StepCostReport(state.cost, state.errors)
 
 
 def size_plan(

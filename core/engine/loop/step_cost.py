@@ -25,7 +25,7 @@ from operator import mul
 import msgspec
 
 from engine.contracts.step_cost import Mixture, StepCost, StepWork
-from engine.loop.step_errors import StepCostReport, StepErrors
+from engine.loop.step_errors import StepCostReport, StepErrorReport, StepErrors
 
 TERMS = 4
 _FORGET = 0.98
@@ -63,6 +63,8 @@ class StepCostState(msgspec.Struct, frozen=True):
     fits: tuple[FitState, ...]
     best: int
     cost: StepCost
+    errors: tuple[StepErrorReport, ...] = ()
+    """Of the run that measured last: large ones where something else used the device, too."""
 
 
 def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
@@ -76,7 +78,7 @@ def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
         cost.per_decode_context_ms,
         cost.per_prefill_context_ms,
     ]
-    numbers += [cost.gap_ms, cost.spread, float(cost.num_samples)]
+    numbers += [cost.gap_ms, cost.spread, float(cost.num_samples), *(error.median_error for error in state.errors)]
     for fit in state.fits:
         if [len(row) for row in (fit.coefficients, *fit.sums)] != [TERMS, *[TERMS + 1] * TERMS]:
             return f"expected sums of {TERMS} terms"
@@ -136,7 +138,7 @@ class StepCostModel:
 
     def report(self) -> StepCostReport:
         """The same, and how far it was off lately."""
-        return self._errors.report(self._cost)
+        return StepCostReport(self._cost, self._errors.reports())
 
     def state(self) -> StepCostState:
         """With a cost of the long memory, unlike :meth:`cost`."""
@@ -149,7 +151,7 @@ class StepCostModel:
             per_decode_context_ms=decode_context,
             per_prefill_context_ms=prefill_context,
         )
-        return StepCostState(fits, best, cost)
+        return StepCostState(fits, best, cost, self._errors.reports())
 
 
 class _Fit:

@@ -31,6 +31,12 @@ class StepCostReport(msgspec.Struct, frozen=True):
     cost: StepCost
     errors: tuple[StepErrorReport, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """The errors in words; empty: none are known."""
+        told = ", ".join(f"{error.kind} steps {error.median_error:.0%}" for error in self.errors)
+        return told and f"median error of the last predictions: {told}"
+
 
 class StepErrors:
     """The latest errors, in constant memory."""
@@ -42,10 +48,10 @@ class StepErrors:
         kind = "decode" if not work.prefill_context else "mixed" if work.decode_context else "prefill"
         self._recent[kind].append(error)
 
-    def report(self, cost: StepCost) -> StepCostReport:
+    def reports(self) -> tuple[StepErrorReport, ...]:
         of_kinds = (
             StepErrorReport(kind, len(errors), median(map(abs, errors)), median(errors))
             for kind, errors in self._recent.items()
             if errors
         )
-        return StepCostReport(cost, tuple(of_kinds))
+        return tuple(of_kinds)

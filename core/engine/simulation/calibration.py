@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.contracts.step_cost import StepCost
+from engine.loop.step_errors import StepCostReport
 from engine.simulation.spec import Overheads
 
 SCHEMA = "engine-simulation/1"
@@ -30,15 +31,11 @@ class Calibration:
     """Model and device, in words."""
 
 
-class _Fit(msgspec.Struct):
-    cost: StepCost
-
-
 class _Kept(msgspec.Struct):
     """Step costs that an engine keeps for its next start (setting ``calibration``)."""
 
     key: str
-    state: _Fit
+    state: StepCostReport
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -48,7 +45,8 @@ def read_calibration(path: Path) -> Calibration:
         data = path.read_bytes()
         if "state" in msgspec.json.decode(data, type=dict[str, msgspec.Raw]):
             kept = msgspec.json.decode(data, type=_Kept)
-            return Calibration(SCHEMA, kept.state.cost, measured_on=kept.key)
+            measured_on = "; ".join(filter(None, (kept.key, kept.state.words)))
+            return Calibration(SCHEMA, kept.state.cost, measured_on=measured_on)
         found = msgspec.json.decode(data, type=Calibration)
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror}") from error

@@ -90,6 +90,13 @@ class LiveEngine:
         except msgspec.DecodeError as error:
             raise LiveError(f"{self.url}{path} answered no JSON: {error}") from error
 
+    async def plan(self) -> Any:
+        """What ``/engine/plan`` answers of an engine that is up. Raises :class:`LiveError`."""
+        plan = await self.json("/engine/plan")
+        if isinstance(plan, dict) and plan.get("engine", plan) is None:
+            raise LiveError(f"the engine at {self.url} is not ready yet: wait for its /ready")
+        return plan
+
     async def metrics(self) -> list[Sample]:
         """What ``/metrics`` shows now. Raises :class:`LiveError`."""
         return list(samples((await self._get("/metrics")).decode("utf-8", "replace")))

@@ -117,9 +117,10 @@ def make_workload(options: BenchOptions, text: str, calibration: Calibration) ->
 async def run_load(
     options: BenchOptions, workload: Workload, send: HttpSender
 ) -> tuple[list[RequestRecord], list[float]]:
-    """The measured records and the event loop's lags in seconds."""
+    """The measured records and the event loop's lags in seconds. Raises ``ProbeError`` if no warm-up succeeds: a server
+    that refuses everything, because it is not ready, does so faster than any client can ask."""
     if options.warmup:
-        await closed_loop(
+        warmups = await closed_loop(
             send,
             workload.requests("warmup"),
             min(options.warmup, options.concurrency),
@@ -127,6 +128,8 @@ async def run_load(
             clock,
             on_done=lambda record: None,
         )
+        if not any(record.ok for record in warmups):
+            raise ProbeError(f"no warm-up request succeeded: {warmups[0].error}: {warmups[0].detail}")
     limit = Limit(options.requests, options.duration_s)
     requests = workload.requests()
     lag = LoopLag(clock)

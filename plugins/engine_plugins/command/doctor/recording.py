@@ -20,9 +20,7 @@ MOST_REQUESTS, MOST_DETAILS = 1000, 24
 
 async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None] = lambda text: None) -> Evidence:
     """Takes :data:`WINDOWS` times ``window_s``. Raises :class:`LiveError`."""
-    plan = await engine.json("/engine/plan")
-    if isinstance(plan, dict) and plan.get("engine", plan) is None:
-        raise LiveError(f"the engine at {engine.url} is not ready yet: wait for its /ready")
+    plan = await engine.plan()
     try:
         facts = engine_of(plan)
     except (KeyError, TypeError, IndexError) as error:

@@ -54,10 +54,7 @@ async def observed(url: str, api_key: str | None) -> tuple[Any, Any]:
     """What ``/engine/plan`` and ``/engine/latency`` answer. Raises :class:`LiveError`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         engine = LiveEngine(session, url, api_key)
-        plan = await engine.json("/engine/plan")
-        if plan["engine"] is None:
-            raise LiveError(f"{url} is not ready yet")
-        return plan, await engine.json("/engine/latency")
+        return await engine.plan(), await engine.json("/engine/latency")
 
 
 def scores(answer: Answer, plan: Any, latency: Any) -> list[Scored]:

@@ -146,7 +146,10 @@ class Planner:
         if question.calibration is not None:
             return saved(question.calibration)
         kept = measured_step_cost(sizing) if question.card is None else None
-        return self._estimated(sizing) if kept is None else Cost(kept, "measured", "steps of an engine on this machine")
+        if kept is None:
+            return self._estimated(sizing)
+        source = "; ".join(filter(None, ("steps of an engine on this machine", kept.words)))
+        return Cost(kept.cost, "measured", source)
 
     def _estimated(self, sizing: Sizing) -> Cost:
         question = self._question

@@ -82,15 +82,16 @@ def calibration_of(options: SimulateOptions) -> Calibration:
     from engine.evaluation.sizing import measured_step_cost, size_plan  # imports torch
 
     sizing = size_plan(options.overrides, options.config_dirs)
-    cost = measured_step_cost(sizing)
-    if cost is None:
+    kept = measured_step_cost(sizing)
+    if kept is None:
         raise ValueError(
             "nothing was measured of this plan on this machine: serve it with some load first (engine serve with the "
             "same overrides; it keeps what steps cost at its end, or when it is idle), or name what was measured "
             "elsewhere with --calibration FILE"
         )
-    measured_on = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
-    return Calibration(SCHEMA, cost, num_blocks=sizing.blocks or None, measured_on=measured_on)
+    where = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
+    measured_on = "; ".join(filter(None, (where, kept.words)))
+    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=measured_on)
 
 
 def spec_of(overrides: Sequence[str], options: SimulateOptions, calibration: Calibration) -> EngineSpec:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from engine_plugins.command.statistics import FEWEST
 
@@ -19,7 +20,10 @@ def render(result: Mapping[str, Any]) -> RenderableType:
         table.add_column(" ".join(each["overrides"]) or "as given", justify="right")
     for label, values in _rows(sets):
         table.add_row(label, *values)
-    return Group(table, *(_verdicts(each) for each in sets[1:]))
+    calibration = result["calibration"]
+    file, words = calibration["file"], calibration["measured_on"]
+    measured = Text("measured: " + ", ".join(filter(None, (file, words))), style="dim")
+    return Group(table, *(_verdicts(each) for each in sets[1:]), measured)
 
 
 def _rows(sets: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -65,7 +65,7 @@ def counters_of(metrics: Iterable[Sample]) -> dict[str, float]:
 
 
 async def about(engine: LiveEngine) -> tuple[str, str]:
-    """The model's name, and what it runs on. Raises :class:`LiveError`."""
-    plan = (await engine.json("/engine/plan"))["plan"]
+    """The model's name, and what it runs on. Raises :class:`LiveError`, also for an engine that is not ready yet."""
+    plan = (await engine.plan())["plan"]
     chosen = (f"{slot}={plan['slots'][slot][0]['name']}" for slot in ("quantizer", "drafter") if slot in plan["slots"])
     return plan["model"]["name"], ", ".join((plan["device"]["name"], plan["dtype"], *chosen))

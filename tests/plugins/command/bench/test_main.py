@@ -137,6 +137,13 @@ def test_refused_requests_are_counted_by_kind_with_the_servers_words():
     assert "queue is full" in result["requests"]["failed"]["http_429"]["example"]
 
 
+def test_a_server_that_refuses_every_warm_up_is_not_measured():
+    server = FakeServer(fail_every=1)
+    with pytest.raises(ProbeError, match=r"no warm-up request succeeded: http_429: .*queue is full"):
+        measure(server, "--requests", "9", "--warmup", "2", "--prompt-ids")
+    assert len(server.bodies) == 2
+
+
 def test_a_server_without_usage_leaves_tokens_unknown():
     result = measure(FakeServer(usage=False), "--requests", "2")
     assert result["tokens"]["output"] is None

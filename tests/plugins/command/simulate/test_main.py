@@ -105,6 +105,7 @@ def test_what_the_engine_has_kept_of_this_plan_is_the_default(
     kept.keep(model.state())
     result = json.loads(simulated(capsys, trace))
     assert result["calibration"]["file"] is None and "bundled on" in result["calibration"]["measured_on"]
+    assert "; median error of the last predictions: decode steps 0%" in result["calibration"]["measured_on"]
     assert result["kv_blocks"] == [sizing.blocks]
 
 

@@ -60,6 +60,17 @@ async def test_a_server_that_goes_away_is_missed_and_another_one_is_taken():
 
 
 @in_loop
+async def test_an_engine_that_is_not_ready_shows_no_zeros(monkeypatch):
+    async def json_of(self, path):
+        return {"plan": {}, "engine": None}
+
+    monkeypatch.setattr(LiveEngine, "json", json_of)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(LiveError, match="is not ready yet: wait for its /ready"):
+            await Watch(LiveEngine(session, "http://127.0.0.1:1")).look()
+
+
+@in_loop
 async def test_q_leaves_and_the_terminal_is_as_before(monkeypatch):
     keyboard, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
