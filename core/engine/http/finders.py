@@ -76,6 +76,7 @@ class Printed(msgspec.Struct):
     """What the page reads of what a command prints; there may be more."""
 
     findings: list[Finding]
+    meanings: dict[str, str] = {}
     notes: list[str] = []
 
 
@@ -84,7 +85,9 @@ class Finding(msgspec.Struct):
     says: str
     evidence: dict[str, list[float | None]] = {}
     overrides: list[str] = []
+    replaces: list[str] = []
     advice: str = ""
+    predicts: str = ""
     falsifier: str = ""
 
 

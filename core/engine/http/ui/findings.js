@@ -34,8 +34,8 @@ export function findingsScreen() {
     for (const button of buttons.children) button.disabled = true;
     wait();
     try {
-      const { findings, notes = [] } = await postJson(`engine/findings/${encodeURIComponent(name)}`);
-      found.replaceChildren(...findings.map(card), ...notes.map((note) => h("p", { class: "muted" }, note)));
+      const { findings, meanings = {}, notes = [] } = await postJson(`engine/findings/${encodeURIComponent(name)}`);
+      found.replaceChildren(...findings.map((each, at) => card(each, at, meanings)), ...notes.map((note) => h("p", { class: "muted" }, note)));
       say(`${name}: ${["no finding", "1 finding"][findings.length] ?? `${findings.length} findings`}.`);
     } catch (error) {
       say(error.message, true);
@@ -56,15 +56,19 @@ export function findingsScreen() {
 
 const value = (number) => (Number.isInteger(number) ? count(number) : figure(number));
 
-function card({ cause, says, evidence = {}, overrides = [], advice = "", falsifier = "" }, at) {
+function card(finding, at, meanings) {
+  const { cause, says, evidence = {}, overrides = [], replaces = [], advice = "", predicts = "", falsifier = "" } = finding;
   const figures = Object.entries(evidence);
   return h("div", { class: "card" },
     h("h2", {}, `${at + 1}. ${says}`),
     h("p", { class: "muted mono" }, cause),
-    overrides.length > 0 && [h("p", {}, "Start the engine with"), h("pre", {}, h("code", {}, overrides.join(" ")))],
+    overrides.length > 0 && [h("p", {}, "Start the engine with"), h("pre", {}, h("code", {}, overrides.join(" "))),
+      replaces.length > 0 && h("p", { class: "muted" }, "instead of ", h("code", {}, replaces.join(" ")))],
     advice && h("p", {}, advice),
+    predicts && h("p", {}, `Predicts ${predicts}.`),
     figures.length > 0 && h("p", {}, "Evidence, in order of time"),
     figures.length > 0 && h("dl", { class: "facts" }, figures.map(([name, values]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, values.map(value).join(" / "))))),
+      h("div", {}, h("dt", {}, name), h("dd", {}, values.map(value).join(" / ")),
+        meanings[name] && h("dd", { class: "muted" }, meanings[name])))),
     falsifier && h("p", { class: "muted" }, `${falsifier[0].toUpperCase()}${falsifier.slice(1)}.`));
 }

@@ -32,6 +32,11 @@ class Finding:
         return self.times * self.metric * (1.0 - (self.remedy.low + self.remedy.high) / 2)
 
     @property
+    def predicts(self) -> str:
+        low, high = self.metric * self.remedy.low, self.metric * self.remedy.high
+        return f"{self.rule.metric} from {self.metric:.4g} to {low:.4g}-{high:.4g}"
+
+    @property
     def falsifier(self) -> str:
         metric, limit = self.rule.metric, self.metric * self.remedy.high
         return (

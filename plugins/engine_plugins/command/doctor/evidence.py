@@ -38,6 +38,12 @@ class Engine(msgspec.Struct, frozen=True):
     lowering: list[str] = []
     """Which kernels run the model's layers."""
 
+    def now(self, override: str) -> str | None:
+        """The override that says what there is instead of one; ``None`` where that is not known."""
+        key = override.partition("=")[0].lstrip("+")
+        value = self.slots.get(key, self.settings.get(key))
+        return None if value is None else f"{key}={value}"
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """Consecutive windows of one engine."""

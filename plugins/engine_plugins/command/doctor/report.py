@@ -10,6 +10,7 @@ from rich.text import Text
 
 from engine_plugins.command.doctor.diagnosis import Diagnosis, Finding
 from engine_plugins.command.doctor.evidence import Evidence
+from engine_plugins.command.doctor.figures import MEANING
 from engine_plugins.command.doctor.rule import Rule
 
 SCHEMA = "engine-doctor/1"
@@ -37,10 +38,12 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
                 "says": finding.rule.says,
                 "evidence": finding.evidence,
                 "overrides": finding.remedy.overrides,
+                "replaces": replaced(finding, evidence),
                 "advice": finding.remedy.advice,
                 "metric": finding.rule.metric,
                 "before": finding.metric,
                 "predicted_ratio": [finding.remedy.low, finding.remedy.high],
+                "predicts": finding.predicts,
                 "saved_ms": finding.saved_ms,
                 "falsifier": finding.falsifier,
             }
@@ -50,11 +53,18 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
             {"cause": each.rule.cause, "shown_in": each.shown_in, "unknown_in": each.unknown_in}
             for each in diagnosis.abstentions
         ],
+        "meanings": {name: MEANING[name] for each in diagnosis.findings for name in each.evidence if MEANING.get(name)},
         "notes": list(notes(diagnosis, evidence)),
         "not_judged": [rule.cause for rule in diagnosis.unknown],
         "windows_s": [figures["seconds"] for figures in evidence.windows],
         "requests": [figures.get("requests", 0.0) for figures in evidence.windows],
     }
+
+
+def replaced(finding: Finding, evidence: Evidence) -> list[str]:
+    """What the engine has instead of a finding's overrides, as far as it is known."""
+    now = (evidence.engine.now(override) for override in finding.remedy.overrides)
+    return [each for each in now if each is not None]
 
 
 def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
@@ -85,21 +95,21 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     if not diagnosis.findings:
         yield Text("no finding", style="bold")
     for number, finding in enumerate(diagnosis.findings, 1):
-        yield from _finding(number, finding)
+        yield from _finding(number, finding, replaced(finding, evidence))
     for note in notes(diagnosis, evidence):
         yield Text(note, style="dim")
 
 
-def _finding(number: int, finding: Finding) -> Iterator[Text]:
+def _finding(number: int, finding: Finding, instead_of: Sequence[str]) -> Iterator[Text]:
     rule, remedy = finding.rule, finding.remedy
     yield Text.assemble("\n", (f"{number}. {rule.cause}", "bold"), f"  ({rule.branch})")
     yield Text(f"   {rule.says}")
     values = ", ".join(f"{name} {'/'.join(f'{v:.4g}' for v in found)}" for name, found in finding.evidence.items())
     yield Text(f"   evidence: {values}", style="dim")
     if remedy.overrides:
-        yield Text.assemble("   override: ", (" ".join(remedy.overrides), "bold cyan"))
+        now = f"  (now {' '.join(instead_of)})" if instead_of else ""
+        yield Text.assemble("   override: ", (" ".join(remedy.overrides), "bold cyan"), now)
     if remedy.advice:
         yield Text(f"   advice:   {remedy.advice}")
-    low, high = finding.metric * remedy.low, finding.metric * remedy.high
-    yield Text(f"   predicts: {rule.metric} from {finding.metric:.4g} to {low:.4g}-{high:.4g}")
+    yield Text(f"   predicts: {finding.predicts}")
     yield Text(f"   {finding.falsifier}")

@@ -49,6 +49,7 @@ def row(ladder: Ladder, measured: Measured) -> Row:
         "kind": measured.kind,
         "name": measured.name,
         "changes": changed,
+        "replaces": [word for word in measured.before if word not in measured.after] if changed else [],
         "refused": measured.refused,
         "pairs": len(measured.pairs),
         "planned": ladder.options["pairs"],

@@ -15,7 +15,7 @@ from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.markup import Markup, joined, table, tag
 from engine_plugins.command.ladder.plots import forest, shown_ms, steps
 from engine_plugins.command.ladder.record import Ladder
-from engine_plugins.command.ladder.wording import LABELS, interval, notes, outputs
+from engine_plugins.command.ladder.wording import LABELS, beside_seed, conclusions, interval, notes, outputs
 
 CSS = Path(__file__).with_name("page.css")
 COLORS = {BETTER: "better", WORSE: "worse", UNDECIDED: "undecided"}
@@ -48,6 +48,7 @@ def sections(ladder: Ladder) -> list[Markup]:
     parts = [
         tag("h1", f"Latency ladder of {ladder.model}"),
         tag("p", "Baseline: ", tag("code", " ".join(ladder.base)), class_="lead"),
+        tag("ul", *(tag("li", line) for line in conclusions(ladder))),
         tag("ul", *(tag("li", line) for line in notes(ladder)), class_="notes"),
     ]
     if added:
@@ -84,11 +85,15 @@ def _figure(picture: Markup, caption: str) -> Markup:
 def ratios(rows: list[dict[str, Any]]) -> Markup:
     """Medians, estimates and intervals in figures."""
     shown = [figure for figure in FIGURES if any(figure.key in row["figures"] for row in rows)]
-    body = [
-        [joined(row["name"], tag("small", tag("code", " ".join(row["changes"])))), *(_cell(row, f.key) for f in shown)]
-        for row in rows
-    ]
+    body = [[joined(row["name"], *_changes(row)), *(_cell(row, f.key) for f in shown)] for row in rows]
     return table(["rung", *(figure.label for figure in shown)], body)
+
+
+def _changes(row: dict[str, Any]) -> list[Markup]:
+    told = [tag("small", tag("code", " ".join(row["changes"])))]
+    if row["replaces"]:
+        told.append(tag("small", "instead of ", tag("code", " ".join(row["replaces"]))))
+    return told
 
 
 def _cell(row: dict[str, Any], key: str) -> Markup:
@@ -96,9 +101,8 @@ def _cell(row: dict[str, Any], key: str) -> Markup:
     if found is None:
         return Markup("-")
     change = f"{shown_ms(found['before'])} to {shown_ms(found['after'])}"
-    return tag(
-        "span", interval(found), tag("small", f"{change}, {found['verdict']}"), class_=COLORS.get(found["verdict"])
-    )
+    estimate = tag("span", interval(found), class_="estimate")
+    return tag("span", estimate, tag("small", f"{change}, {found['verdict']}"), class_=COLORS.get(found["verdict"]))
 
 
 def _engines(rows: list[dict[str, Any]]) -> list[Markup]:
@@ -131,15 +135,15 @@ def _seeds(rows: list[dict[str, Any]]) -> list[Markup]:
     for row in rows:
         for key, found in row["figures"].items():
             if row["kind"] != LEFT_OUT and found["expected"] is not None:
-                holds = found["low"] is not None and found["low"] <= found["expected"] <= found["high"]
-                said = "inside" if holds else "outside" if found["low"] is not None else "unfinished"
-                body.append([row["name"], LABELS[key], f"{found['expected']:.2f}", interval(found), said])
+                said = beside_seed(found, key != "goodput")
+                here = tag("span", interval(found), class_="estimate")
+                body.append([row["name"], LABELS[key], f"{found['expected']:.2f}", here, said])
     remarks = [tag("li", f"{row['name']}: {note}") for row in rows if row["kind"] != LEFT_OUT for note in row["notes"]]
     if not body:
         return []
     return [
         tag("h2", "Beside the case study"),
-        tag("p", "Its ratios are of a model of 70B on GPUs: inside or outside of the interval here."),
+        tag("p", "Its ratios are of a model of 70B on GPUs. As expected: inside of the interval here."),
         table(["rung", "figure", "seed expects", "here", ""], body),
         tag("ul", *remarks, class_="notes"),
     ]

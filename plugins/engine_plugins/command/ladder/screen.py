@@ -13,7 +13,7 @@ from engine_plugins.command.ladder.analysis import BETTER, UNDECIDED, UNFINISHED
 from engine_plugins.command.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
-from engine_plugins.command.ladder.wording import bounds, notes, outputs
+from engine_plugins.command.ladder.wording import bounds, conclusions, notes, outputs
 
 STYLES = {BETTER: "green", WORSE: "red", UNDECIDED: "dim"}
 TITLES = {
@@ -34,7 +34,8 @@ def render(ladder: Ladder) -> RenderableType:
     compared = [
         Text(f"outputs: {row['name']}: {outputs(row['outputs'])}") for row in rows if row["outputs"] is not None
     ]
-    return Group(*tables, *compared, *(Text(line) for line in notes(ladder)))
+    told = [Text(line) for line in (*conclusions(ladder), *notes(ladder))]
+    return Group(*tables, *compared, *told)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

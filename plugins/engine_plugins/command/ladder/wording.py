@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import log
 from typing import Any
 
-from engine_plugins.command.ladder.analysis import UNFINISHED
+from engine_plugins.command.ladder.analysis import BETTER, UNFINISHED, WORSE
+from engine_plugins.command.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
 from engine_plugins.command.statistics import FEWEST
 
 SAME_LENGTH = 0.02
 """Up to which answers count as equally long."""
+CONCLUDED = ("ttft_p50", "itl", "e2e_p50")
 LABELS = {figure.key: figure.label for figure in FIGURES}
 
 
@@ -36,6 +40,42 @@ def outputs(found: dict[str, Any] | None) -> str:
         return f"{found['equal']} of {found['compared']} equal"
     margin = "" if found["margin"] is None else f", margin {found['margin']:.3f}"
     return f"{found['equal']} of {found['compared']} equal; first at token {found['first_token']}{margin}"
+
+
+def conclusions(ladder: Ladder) -> list[str]:
+    """What came out, a line each: by figure what all rungs come to and which of them count, then what to leave out."""
+    rows = [row for row in ladder.summary["rows"] if row["figures"]]
+    lines = []
+    for key in CONCLUDED:
+        of_kind = {
+            kind: [(row["name"], row["figures"][key]) for row in rows if row["kind"] == kind and key in row["figures"]]
+            for kind in (ALL, ADDED, LEFT_OUT)
+        }
+        said = [f"all rungs {interval(found)} of the baseline, {found['verdict']}" for _, found in of_kind[ALL]]
+        for verdict in (BETTER, WORSE):
+            if named := _named(of_kind[ADDED], verdict):
+                said.append(f"{verdict} with {named}")
+        if named := _named(of_kind[LEFT_OUT], WORSE):
+            said.append(f"beside all others only worse with {named}")
+        if said:
+            lines.append(f"{LABELS[key]}: {'; '.join(said)}")
+    return lines
+
+
+def _named(found: Sequence[tuple[str, dict[str, Any]]], verdict: str) -> str:
+    """The rungs of a verdict, the largest change first."""
+    named = [(name, one["estimate"]) for name, one in found if one["verdict"] == verdict]
+    named.sort(key=lambda one: -abs(log(one[1])))
+    return ", ".join(f"{name} ({estimate:.2f})" for name, estimate in named)
+
+
+def beside_seed(found: dict[str, Any], is_ratio: bool) -> str:
+    """How a change compares with what the case study expects."""
+    if found["low"] is None:
+        return UNFINISHED
+    if found["low"] <= found["expected"] <= found["high"]:
+        return "as expected"
+    return "gains more" if (found["estimate"] < found["expected"]) == is_ratio else "gains less"
 
 
 def notes(ladder: Ladder) -> list[str]:

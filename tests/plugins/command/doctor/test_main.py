@@ -15,6 +15,8 @@ from engine.http.finders import Printed
 from engine_plugins.command.doctor.evidence import write
 from engine_plugins.command.doctor.rules import RULES
 
+MAX_REQUESTS = "scheduler.max_requests"
+PRINTED = ("overrides", "replaces", "predicts")
 MORE = (slow(0.0, cause="of_a_third_party"),)
 
 
@@ -22,7 +24,7 @@ def test_recorded_evidence_is_diagnosed_without_an_engine(capsys: pytest.Capture
     assert main(["doctor", "--evidence", str(RECORDED / "too_few_rows.json")]) == 0
     said = capsys.readouterr().out
     assert "1. too_few_rows" in said
-    assert "override: scheduler.max_requests=" in said
+    assert "override: scheduler.max_requests=" in said and "(now scheduler.max_requests=" in said
     assert "this was not the cause" in " ".join(said.split())
 
 
@@ -33,7 +35,10 @@ def test_json_has_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert first["cause"] == "too_few_rows"
     low, high = first["predicted_ratio"]
     assert 0.0 < low < high < 1.0
-    assert msgspec.convert(found, Printed).findings[0].overrides == first["overrides"]  # what the engine's page reads
+    assert first["replaces"] == [f"scheduler.max_requests={recorded('too_few_rows').engine.settings[MAX_REQUESTS]}"]
+    assert set(found["meanings"]) <= set(first["evidence"])
+    read = msgspec.convert(found, Printed).findings[0]  # by the engine's page
+    assert [read.overrides, read.replaces, read.predicts] == [first[key] for key in PRINTED]
 
 
 def test_a_server_that_does_not_say_what_it_runs_is_named(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
-from tests.plugins.command.ladder.recorded import a_ladder, a_run
+from tests.plugins.command.ladder.recorded import RUNGS, a_ladder, a_run
 
 from engine_plugins.command.ladder.analysis import summarise_ladder
 from engine_plugins.command.ladder.markup import Markup, tag
 from engine_plugins.command.ladder.page import page
 from engine_plugins.command.ladder.record import Measured
+from engine_plugins.command.ladder.rungs import Rung
 from engine_plugins.command.ladder.screen import render
+from engine_plugins.command.ladder.wording import beside_seed, conclusions
 
 VOID = {"meta"}
 
@@ -73,6 +75,35 @@ def test_the_data_in_the_page_are_those_of_the_file(ladder, text):
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
     assert data["summary"]["rows"] == json.loads(json.dumps(ladder.summary["rows"]))
     assert len(data["comparisons"][0]["pairs"]) == 10 and data["model"] == "a <b> & c"
+
+
+def test_the_conclusions_come_first(ladder, text):
+    said = conclusions(ladder)
+    assert [line.partition(":")[0] for line in said] == ["TTFT P50", "ITL", "E2E P50"]
+    assert re.fullmatch(
+        r"E2E P50: all rungs 1\.5\d \[.+\] of the baseline, worse; better with streaming \(0\.50\)", said[2]
+    )
+    assert text.index("of the baseline, worse") < text.index("From rung to rung")
+    hindered = a_ladder([0.5, 0.8, 0.4, 1.2], rungs=[RUNGS[0], RUNGS[1]])
+    assert "better with streaming (0.50), <quantizer> (0.80)" in conclusions(hindered)[0]
+    assert "beside all others only worse with streaming (1.20)" in conclusions(hindered)[0]
+
+
+def test_a_rung_that_undoes_an_earlier_one_says_so():
+    rungs = [Rung("eight bits", ("quantizer=int8",)), Rung("four bits", ("quantizer=int4",))]
+    ladder = a_ladder([0.5, 0.8, 0.4, 1.2], rungs=rungs)
+    replaced = [row["replaces"] for row in ladder.summary["rows"]]
+    assert replaced[:3] == [[], ["quantizer=int8"], []]
+    assert "instead of <code>quantizer=int8</code>" in page(ladder)
+
+
+@pytest.mark.parametrize(
+    ("expected", "is_ratio", "said"),
+    [(0.8, True, "as expected"), (0.95, True, "gains more"), (0.5, True, "gains less"), (0.5, False, "gains more")],
+)
+def test_a_change_is_put_beside_what_the_case_study_expects(expected, is_ratio, said):
+    assert beside_seed({"low": 0.7, "high": 0.9, "estimate": 0.8, "expected": expected}, is_ratio) == said
+    assert beside_seed({"low": None, "expected": expected}, is_ratio) == "unfinished"
 
 
 def test_every_row_says_what_the_case_study_expects_and_what_was_measured(text):
