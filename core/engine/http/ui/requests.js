@@ -103,7 +103,9 @@ function row(request) {
   const named = Object.fromEntries(Object.entries(times).map(([name, took]) => [`${name}_ms`, took]));
   const isFine = ["stop", "length"].includes(request.finish_reason);
   return h("tr", { "data-id": request.request_id, onclick: () => { location.hash = target; } },
-    h("td", { class: "cause" }, h("a", { href: target, title: request.request_id }, shortIds(request.cause)), spansBar(named)),
+    h("td", { class: "cause" },
+      h("a", { href: target, title: request.request_id }, shortIds(request.cause)),
+      h("span", { class: "muted mono wide-only" }, ` ${shortIds(request.request_id)}`), spansBar(named)),
     h("td", { class: "number" }, ms(request.total_ms)),
     h("td", { class: "number" }, request.ttft_ms ? ms(request.ttft_ms) : "–"),
     h("td", { class: "number wide-only" }, request.tpot_ms ? ms(request.tpot_ms) : "–"),
