@@ -172,9 +172,9 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     hanging.chmod(0o755)
     engine_is(str(hanging), monkeypatch)
     monkeypatch.setattr(turns, "PATIENCE_S", 0.1)  # the other engine, which hangs too, is closed
-    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "2"]) == 1
     shown = capsys.readouterr().err
-    assert f"engine: drafter=none: the engine {says} within 5 s and was ended; --timeout SECONDS allows" in shown
+    assert f"engine: drafter=none: the engine {says} within 2 s and was ended; --timeout SECONDS allows" in shown
     assert "more. where it hangs" in shown and "Traceback" not in shown
 
 
