@@ -65,7 +65,11 @@ def test_a_conversation_that_goes_on_is_no_miss() -> None:
 
 
 def test_a_prompt_shorter_than_a_block_is_never_cached() -> None:
-    assert "it has none" in why("ab", "ab", cached=0)["why"]
+    assert why("ab", "ab", cached=0)["why"].startswith("it has no whole block of ")
+
+
+def test_a_prompt_that_was_cached_up_to_its_last_token_misses_nothing() -> None:
+    assert why("ab", "ab", cached=1)["why"] == "all of it was cached but its last token, which is always computed"
 
 
 def test_evictions_are_told_from_differences() -> None:

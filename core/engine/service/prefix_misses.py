@@ -70,7 +70,7 @@ class RecentPrompts:
         whole = min(shared, len(mine.tokens) - 1) // block_size * block_size
         if cached >= whole:
             if shared == len(mine.tokens):
-                return found | _because("whole", _whole_blocks(whole, block_size))
+                return found | _because("whole", _whole(cached, whole, len(mine.tokens), block_size))
             return found | _difference(mine.tokens, other.tokens, shared, decode)
         return found | _because("evicted", "what both share was not in the cache: not computed yet, or evicted")
 
@@ -79,11 +79,13 @@ def _because(kind: Kind, why: str) -> dict[str, Any]:
     return {"kind": kind, "why": why}
 
 
-def _whole_blocks(cached: int, block_size: int) -> str:
-    """Of a prompt that another one begins with."""
-    if not cached:
-        return f"only whole blocks of {block_size} tokens before the last token are cached; it has none"
-    return f"all its whole blocks were cached: {cached} tokens; the rest is always computed"
+def _whole(cached: int, whole: int, length: int, block_size: int) -> str:
+    """Of a prompt of ``length`` that another one begins with; ``whole``: tokens in its whole blocks."""
+    if cached == length - 1:
+        return "all of it was cached but its last token, which is always computed"
+    if not whole:
+        return f"it has no whole block of {block_size} tokens before its last token, which is always computed"
+    return f"all its whole blocks were cached: {whole} tokens; the rest is always computed"
 
 
 def common(one: array[int], other: array[int]) -> int:

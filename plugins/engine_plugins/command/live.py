@@ -103,6 +103,8 @@ class LiveEngine:
 
     async def _get(self, path: str) -> bytes:
         url = self.url + path
+        if not url.startswith(("http://", "https://")):
+            raise LiveError(f"{self.url}: expected a URL as http://HOST:PORT")
         try:
             async with self._session.get(url, headers=self._headers) as response:
                 body = await response.read()

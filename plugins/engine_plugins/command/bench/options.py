@@ -57,6 +57,8 @@ class BenchOptions:
 
 def options_of(flags: argparse.Namespace) -> BenchOptions:
     """The run that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
+    if not flags.url.startswith(("http://", "https://")):
+        raise ValueError(f"--url {flags.url}: expected http://HOST:PORT")
     if flags.endpoint == "chat" and flags.prompt_ids is not None:
         raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.rate is not None and flags.concurrency is not None:

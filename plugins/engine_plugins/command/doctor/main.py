@@ -43,6 +43,8 @@ def run(flags: argparse.Namespace) -> int:
         if flags.ledger is not None and not flags.verify:
             print("\n".join(ledger.score(ledger.read(_ledger(flags.ledger)))))
             return OK
+        if flags.record and not Path(flags.record).resolve().parent.is_dir():
+            raise ValueError(f"--record {flags.record}: expected a file in a folder that exists")
         found = evidence.read(flags.evidence) if flags.evidence else asyncio.run(_record(flags))
         if flags.record:
             evidence.write(found, flags.record)

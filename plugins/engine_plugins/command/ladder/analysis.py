@@ -12,7 +12,7 @@ from engine_plugins.command.ladder.floor import floors
 from engine_plugins.command.ladder.record import Ladder, Measured, Run, Survey
 from engine_plugins.command.ladder.requests import max_tokens
 from engine_plugins.command.ladder.rungs import P99, Form, form_of
-from engine_plugins.command.ladder.seeds import EXPECTED
+from engine_plugins.command.ladder.seeds import EXPECTED, Expectation
 from engine_plugins.command.ladder.survey import divergence
 from engine_plugins.command.statistics import Estimate, paired_difference, paired_ratio, quantile_interval, wilson
 
@@ -43,7 +43,7 @@ def summarise_ladder(ladder: Ladder) -> dict[str, Any]:
 def row(ladder: Ladder, measured: Measured) -> Row:
     """One comparison."""
     changed = [word for word in measured.after if word not in measured.before] if measured.kind != ALL else []
-    expectation = EXPECTED.get(measured.name)
+    expectation = expected(ladder, measured)
     survey = survey_of(ladder, measured) if measured.kind == ADDED else None
     return {
         "kind": measured.kind,
@@ -65,9 +65,16 @@ def row(ladder: Ladder, measured: Measured) -> Row:
     }
 
 
+def expected(ladder: Ladder, measured: Measured) -> Expectation | None:
+    """What the case study says of a comparison; of all rungs only where its own are among them."""
+    if measured.kind == ALL and not EXPECTED.keys() - {measured.name} <= {rung.name for rung in ladder.rungs}:
+        return None
+    return EXPECTED.get(measured.name)
+
+
 def compared(ladder: Ladder, measured: Measured) -> dict[str, dict[str, Any]]:
     """By key of a figure: medians of both sides, the estimate, and whether there is a winner."""
-    expectation = EXPECTED.get(measured.name)
+    expectation = expected(ladder, measured)
     found = {}
     for figure in FIGURES:
         pairs = [(before.figures.get(figure.key), after.figures.get(figure.key)) for before, after in measured.pairs]

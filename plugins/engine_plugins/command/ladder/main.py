@@ -47,13 +47,18 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
         return complain(f"the engine of the baseline does not start:\n{error}", USAGE)
+    except ValueError as error:
+        return complain(error, USAGE)
     except (ProbeError, LiveError, RuntimeError, OSError) as error:
         status = complain(error, FAILED)
     except KeyboardInterrupt:
         further = f"continue with --resume {file}" if file else "nothing was saved: --json FILE saves every pair"
         status = complain(f"interrupted; {further}", INTERRUPTED)
     if not ladder.comparisons:
-        return status
+        refused = [f"\n{survey.rung}: {survey.refused}" for survey in ladder.surveys if survey.refused]
+        if status != OK or not refused:
+            return status
+        return complain(f"the engine starts with none of the rungs:{''.join(refused)}", USAGE)
     saved()
     Console().print(render(ladder))
     if flags.html is not None:

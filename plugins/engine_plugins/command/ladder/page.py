@@ -144,7 +144,7 @@ def _seeds(rows: list[dict[str, Any]]) -> list[Markup]:
     return [
         tag("h2", "Beside the case study"),
         tag("p", "Its ratios are of a model of 70B on GPUs. As expected: inside of the interval here."),
-        table(["rung", "figure", "seed expects", "here", ""], body),
+        table(["rung", "figure", "the case study expects", "here", ""], body),
         tag("ul", *remarks, class_="notes"),
     ]
 

@@ -78,7 +78,7 @@ def _forest_row(axis: Axis, found: dict[str, Any], middle: float) -> Markup:
     if found["low"] is not None:
         parts.append(_line(axis.place(found["low"]), middle, axis.place(found["high"]), middle, "interval"))
     parts.append(tag("circle", cx=f"{at:.1f}", cy=middle, r=4))
-    expected = "" if found["expected"] is None else f"; seed {found['expected']:.2f}"
+    expected = "" if found["expected"] is None else f"; the case study expects {found['expected']:.2f}"
     label = tag("title", f"{interval(found)}: {found['verdict']}{expected}")
     return tag("g", label, *parts, class_=CLASSES.get(found["verdict"], "undecided"))
 

@@ -34,7 +34,7 @@ def render(ladder: Ladder) -> RenderableType:
     compared = [
         Text(f"outputs: {row['name']}: {outputs(row['outputs'])}") for row in rows if row["outputs"] is not None
     ]
-    told = [Text(line) for line in (*conclusions(ladder), *notes(ladder))]
+    told = [*(Text(line) for line in notes(ladder)), *(Text(line, style="bold") for line in conclusions(ladder))]
     return Group(*tables, *compared, *told)
 
 
@@ -55,5 +55,5 @@ def _cell(found: dict[str, Any] | None) -> Text:
     below = "not done" if found["verdict"] == UNFINISHED else bounds(found)
     text = Text(f"{found['estimate']:.2f}\n{below}", style=STYLES.get(found["verdict"], ""))
     if found["expected"] is not None:
-        text.append(f"\nseed {found['expected']:.2f}", style="dim")
+        text.append(f"\nstudy {found['expected']:.2f}", style="dim")
     return text

@@ -66,7 +66,10 @@ async def outputs_of(
         more = {"logprobs": True, "top_logprobs": 2} if target.endpoint == "chat" else {"logprobs": 2}
         told = await post(session, target.url, target, body | more)
         if not plain.get("choices") or not told.get("choices"):
-            raise ProbeError(f"{target.url} gave no answer to a prompt of {len(request.prompt)} characters or ids")
+            raise ProbeError(
+                f"{target.url} gave no answer to a prompt of {len(request.prompt)} characters or ids; "
+                "engine bench with the same flags says why"
+            )
         tokens, margins = _margins(told["choices"][0].get("logprobs") or {})
         found.append(Output(_text(plain["choices"][0]), tokens, margins))
     return found

@@ -57,7 +57,8 @@ def conclusions(ladder: Ladder) -> list[str]:
                 said.append(f"{verdict} with {named}")
         if named := _named(of_kind[LEFT_OUT], WORSE):
             said.append(f"beside all others only worse with {named}")
-        if said:
+        if any(of_kind.values()):
+            said = said or ["no winner"]
             lines.append(f"{LABELS[key]}: {'; '.join(said)}")
     return lines
 
@@ -86,8 +87,8 @@ def notes(ladder: Ladder) -> list[str]:
         f"workload: runs of {options['requests']} requests, {load}; prompts {options['prompt_tokens']} tokens, "
         f"{options['shared_prefix']:.0%} of them shared; answers up to {options['output_tokens']} tokens",
         f"{options['pairs']} pairs of runs a comparison, in the order ABBA or BAAB; a run is one observation",
-        f"level: {summary['level']:.0%} of each interval alone; of {summary['intervals']} intervals about "
-        f"{summary['expected_false']:.1f} miss, so that as many equal engines would have a winner",
+        f"level: {summary['level']:.0%} of each interval by itself: among {summary['intervals']} intervals of equal "
+        f"engines about {summary['expected_false']:.1f} would name a winner",
     ]
     if engine := ladder.engine:
         lines.append(f"device: {engine.device}, {engine.dtype}")
@@ -113,9 +114,7 @@ def notes(ladder: Ladder) -> list[str]:
     for row in summary["rows"]:
         before, after = row["answer_tokens"]
         if before and after and abs(after / before - 1) > SAME_LENGTH:
-            lines.append(
-                f"answers: {row['kind']} {row['name']}: {after:.1f} tokens instead of {before:.1f}, which E2E includes"
-            )
+            lines.append(f"answers: {_row_name(row)}: {after:.1f} tokens instead of {before:.1f}, which E2E includes")
         if row["refused"]:
             lines.append(f"refused: {row['kind']} {row['name']}: {row['refused'].splitlines()[-1]}")
         elif row["pairs"] < row["planned"]:
@@ -125,6 +124,10 @@ def notes(ladder: Ladder) -> list[str]:
     if failed := summary["failed_requests"]:
         lines.append(f"{failed} requests failed: they count in goodput alone")
     return lines
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    return str(row["name"]) if row["kind"] == ALL else f"{row['kind']} {row['name']}"
 
 
 def _load(machine: dict[str, Any]) -> str:

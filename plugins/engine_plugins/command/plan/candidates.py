@@ -15,9 +15,9 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate(("quantizer=fp8",), "half the bytes of weights; less exact, so run engine eval"),
-    Candidate(("quantizer=int8",), "half the bytes of weights; less exact, so run engine eval"),
-    Candidate(("quantizer=int4",), "a quarter of the bytes of weights; less exact, so run engine eval"),
+    Candidate(("quantizer=fp8",), "a byte for each weight; less exact, so run engine eval"),
+    Candidate(("quantizer=int8",), "a byte for each weight; less exact, so run engine eval"),
+    Candidate(("quantizer=int4",), "half a byte for each weight; less exact, so run engine eval"),
     Candidate(("kv_format=fp8",), "half the bytes of cached tokens: more requests at once"),
     Candidate(("kv_format=int8",), "half the bytes of cached tokens: more requests at once"),
     Candidate(("scheduler.max_requests=128",), "more requests at once, each a little slower"),

@@ -20,6 +20,7 @@ from engine.contracts.command import FAILED, OK
 from engine.native.folder import unusable, user_folder
 from engine_plugins.command.live import LiveEngine, LiveError
 from engine_plugins.command.plan.planning import Answer
+from engine_plugins.command.plan.report import steps_of
 from engine_plugins.command.statistics import FEWEST
 
 SCHEMA = "engine-plan-baseline/1"
@@ -41,6 +42,10 @@ class Scored:
     def error(self) -> float:
         """In percent of what was measured."""
         return abs(self.predicted / self.measured - 1.0) * 100.0
+
+
+SIMULATED = ("scheduler", "kv_allocator", "drafter")
+"""Slots whose settings change what is predicted."""
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -77,9 +82,14 @@ def _differences(answer: Answer, plan: Mapping[str, Any]) -> Iterator[str]:
     if plan["model"]["name"] != mine.model.name:
         yield f"model {plan['model']['name']}, planned is {mine.model.name}"
     for slot, choices in mine.slots.items():
-        theirs = [choice["name"] for choice in plan["slots"].get(slot, ())]
+        found = plan["slots"].get(slot, ())
+        theirs = [choice["name"] for choice in found]
         if slot != "exporter" and theirs != [choice.name for choice in choices]:
             yield f"{slot}={','.join(theirs)}, planned is {','.join(choice.name for choice in choices)}"
+        elif slot in SIMULATED:
+            for key, value in msgspec.to_builtins(choices[0].config).items():
+                if (other := found[0]["config"].get(key)) != value:
+                    yield f"{slot}.{key}={other}, planned is {value}"
 
 
 def alarms(now: Sequence[Scored], before: Mapping[str, float]) -> list[str]:
@@ -139,6 +149,8 @@ def score(flags: argparse.Namespace, answer: Answer) -> int:
                 f"{file}: the errors cannot be kept ({error.strerror}); name another --baseline"
             ) from error
     _show(found, before, worse, flags.json)
+    if not flags.json:
+        Console().print(steps_of(answer), style="dim", markup=False)
     return FAILED if worse else OK
 
 

@@ -23,6 +23,8 @@ from engine_plugins.command.plan.report import document, render
 def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Run ``engine plan`` with parsed flags; returns the exit status."""
     try:
+        if flags.baseline is not None and flags.live is None:
+            raise ValueError(f"--baseline {flags.baseline}: it is for --live URL")
         planner = Planner(question_of(flags, overrides))
         if flags.live is not None:
             return score(flags, planner.brief())

@@ -122,7 +122,7 @@ def _notes(answer: Answer) -> Iterator[str]:
     question, card = answer.question, answer.question.card
     count = len(question.trace)
     yield f"load: {question.load or 'the trace'}, {count} requests, seed {question.seed}"
-    yield f"steps: {answer.cost.origin}: {answer.cost.source}"
+    yield steps_of(answer)
     if answer.no_options:
         yield answer.no_options
     drafter = answer.sizing.plan.choice("drafter").name
@@ -136,6 +136,11 @@ def _notes(answer: Answer) -> Iterator[str]:
         yield f"{card.name}: table of {card.as_of}{price}{recalled}"
     if question.load is not None:
         yield f"check it: {question.load.bench(count, question.seed)}"
+
+
+def steps_of(answer: Answer) -> str:
+    """Where the times of steps are from."""
+    return f"steps: {answer.cost.origin}: {answer.cost.source}"
 
 
 def document(answer: Answer) -> dict[str, Any]:

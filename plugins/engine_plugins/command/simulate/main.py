@@ -51,9 +51,10 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
 
 
 def _simulate(options: SimulateOptions) -> dict[str, Any]:
-    calibration = calibration_of(options)
+    combined = [(*options.overrides, *more) for more in ((), *options.compare)]
+    calibrations = [calibration_of(options, overrides) for overrides in combined]
     trace = load(options)
-    specs = [spec_of((*options.overrides, *more), options, calibration) for more in ((), *options.compare)]
+    specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
     outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
     sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
     for words, outcome in zip(options.compare, outcomes[1:], strict=True):
@@ -69,32 +70,32 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
         "kv_blocks": [spec.num_blocks for spec in specs],
         "calibration": {
             "file": None if options.calibration is None else str(options.calibration),
-            "measured_on": calibration.measured_on,
+            "measured_on": calibrations[0].measured_on,
         },
         "sets": sets,
     }
 
 
-def calibration_of(options: SimulateOptions) -> Calibration:
-    """Raises ``ValueError``."""
+def calibration_of(options: SimulateOptions, overrides: Sequence[str]) -> Calibration:
+    """Of a plugin set: what it has measured itself, or the file that stands for all. Raises ``ValueError``."""
     if options.calibration is not None:
         return read_calibration(options.calibration)
     from engine.evaluation.sizing import measured_step_cost, size_plan  # imports torch
 
-    sizing = size_plan(options.overrides, options.config_dirs)
+    sizing = size_plan(overrides, options.config_dirs)
     kept = measured_step_cost(sizing)
     if kept is None:
         raise ValueError(
-            "nothing was measured of this plan on this machine: serve it with some load first (engine serve with the "
-            "same overrides; it keeps what steps cost at its end, or when it is idle), or name what was measured "
-            "elsewhere with --calibration FILE"
+            "nothing was measured of this plan on this machine: serve it with some load first "
+            f"({' '.join(('engine serve', *overrides))}; it keeps what steps cost at its end, or when it is idle five "
+            "minutes after its start), or name what was measured with --calibration FILE, which stands for every set"
         )
     where = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
     measured_on = "; ".join(filter(None, (where, kept.words)))
     return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=measured_on)
 
 
-def spec_of(overrides: Sequence[str], options: SimulateOptions, calibration: Calibration) -> EngineSpec:
+def spec_of(overrides: Sequence[str], calibration: Calibration, options: SimulateOptions) -> EngineSpec:
     """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration."""
     resolved = resolve(overrides, options.config_dirs)
     blocks = most_blocks(resolved.plan)

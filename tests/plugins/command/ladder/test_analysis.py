@@ -13,9 +13,10 @@ from engine_plugins.command.ladder.analysis import (
     observed_limit,
     summarise_ladder,
 )
+from engine_plugins.command.ladder.comparisons import ALL
 from engine_plugins.command.ladder.figures import run_of
 from engine_plugins.command.ladder.record import Output
-from engine_plugins.command.ladder.rungs import Rung
+from engine_plugins.command.ladder.rungs import DEFAULT_RUNGS, Rung, parse_rung
 from engine_plugins.command.ladder.seeds import EXPECTED
 from engine_plugins.command.ladder.survey import divergence
 
@@ -138,3 +139,14 @@ def test_the_case_study_contradicts_itself_where_a_note_says_so():
     assert 1 - chunked.ratios["ttft_p95"] == pytest.approx(0.22, abs=0.005) and "22 %" in chunked.notes[0]
     (note,) = EXPECTED["max_tokens"].notes
     assert int((9.5 - 0.6) / 0.042 + 0.5) == 212 and "212" in note and "350" in note
+
+
+def test_all_rungs_are_put_beside_the_case_study_only_if_its_own_are_among_them():
+    def expected(rungs):
+        ladder = a_ladder([0.5] * (2 * len(rungs)), rungs=rungs)
+        (whole,) = (row for row in ladder.summary["rows"] if row["kind"] == ALL)
+        return whole["figures"]["itl"]["expected"]
+
+    own = [parse_rung(text) for text in DEFAULT_RUNGS]
+    assert expected(own) == EXPECTED["all rungs"].ratios["itl"]
+    assert expected(own[:2]) is None

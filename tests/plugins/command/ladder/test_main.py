@@ -209,6 +209,16 @@ def test_a_baseline_that_does_not_start_is_wrong_usage(engine, capsys):
     assert "the engine of the baseline does not start:\nnote\nbad=1" in capsys.readouterr().err
 
 
+def test_rungs_that_are_all_refused_are_wrong_usage(engine, capsys):
+    assert ladder("--rung", "one: bad=1", "--rung", "two: bad=2") == USAGE
+    assert "with none of the rungs:\none: note\nbad=1: no such key\ntwo: note" in capsys.readouterr().err
+
+
+def test_a_text_that_is_not_there_is_wrong_usage(engine, capsys):
+    assert ladder("--text", "/does/not/exist", *RUNGS) == USAGE
+    assert "--text /does/not/exist: expected a file of UTF-8 text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("rungs", "complaint"), [(RUNGS[:2], "every request of a run failed"), (RUNGS, "no answer to observe")]
 )

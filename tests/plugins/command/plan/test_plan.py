@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from engine.cli.main import main
@@ -331,7 +332,7 @@ def brief(calibration):
 
 def server(answer, itl_ms):
     """What a server with that plan answers."""
-    slots = {slot: [{"name": each.name} for each in found] for slot, found in answer.sizing.plan.slots.items()}
+    slots = msgspec.to_builtins(answer.sizing.plan.slots)
     engine = {"kv_tokens": answer.sizing.kv_tokens, "weights_bytes": answer.sizing.weights}
     times = {name: {"count": 0} | dict.fromkeys(("p50", "p95", "p99")) for name in ("ttft_ms", "e2e_ms")}
     itl = {"count": 480, "p50": itl_ms, "p95": itl_ms, "p99": itl_ms}
@@ -351,6 +352,15 @@ def test_another_plan_than_the_servers_is_not_scored(brief):
     plan["plan"]["slots"]["quantizer"] = [{"name": "int4"}]
     with pytest.raises(ValueError, match="quantizer=int4, planned is checkpoint"):
         scores(brief, plan, latency)
+    plan, latency = server(brief, 2.0)
+    plan["plan"]["slots"]["scheduler"][0]["config"]["max_requests"] = 2
+    with pytest.raises(ValueError, match="scheduler.max_requests=2, planned is 32"):
+        scores(brief, plan, latency)
+
+
+def test_a_baseline_is_of_a_running_server(capsys):
+    assert main(["plan", "--baseline", "FILE"]) == 2
+    assert "--baseline FILE: it is for --live URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,9 @@ def test_what_the_engine_has_kept_of_this_plan_is_the_default(
     assert result["calibration"]["file"] is None and "bundled on" in result["calibration"]["measured_on"]
     assert "; median error of the last predictions: decode steps 0%" in result["calibration"]["measured_on"]
     assert result["kv_blocks"] == [sizing.blocks]
+    assert len(json.loads(simulated(capsys, trace, "--compare", "scheduler.max_requests=2"))["sets"]) == 2
+    assert main(["simulate", trace, "--compare", "quantizer=int8"]) == 2  # its steps take another time
+    assert "(engine serve quantizer=int8; it keeps" in capsys.readouterr().err
 
 
 def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
