@@ -354,7 +354,7 @@ def test_another_plan_than_the_servers_is_not_scored(brief):
         scores(brief, plan, latency)
     plan, latency = server(brief, 2.0)
     plan["plan"]["slots"]["scheduler"][0]["config"]["max_requests"] = 2
-    with pytest.raises(ValueError, match="scheduler.max_requests=2, planned is 32"):
+    with pytest.raises(ValueError, match=r"scheduler\.max_requests=2, planned is 32"):
         scores(brief, plan, latency)
 
 
