@@ -176,10 +176,12 @@ class LastMessageFirst(SimulatedCommunicator):
     def recv(self, x: Tensor, source: int) -> Tensor:
         meeting = self._meeting
         assert meeting is not None
+        queue = meeting.sent[source, self._here.rank]
         with meeting.changed:
-            meeting.sent[source, self._here.rank].reverse()
+            meeting.changed.wait_for(lambda: len(queue) > 1, timeout=0.5)  # one alone is the first, too
+            queue.reverse()
             got = super().recv(x, source)
-            meeting.sent[source, self._here.rank].reverse()
+            queue.reverse()
         return got
 
 
