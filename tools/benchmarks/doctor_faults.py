@@ -231,11 +231,17 @@ async def sending(url: str, loads: Sequence[Load]) -> AsyncIterator[None]:
 
 
 async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Fault, more: Sequence[str]) -> Evidence:
-    """Evidence of a fresh engine under the fault's load, with more overrides. Raises :class:`Refused`."""
+    """Evidence of a fresh engine under the fault's load, with more overrides. Raises :class:`Refused`. An engine that
+    fails by itself ends the benchmark: no such fault is planted."""
     await servers.close()
     (url,) = await servers.keep([(merged(fault.server, more), 0)])
+    engine = LiveEngine(session, url)
     async with sending(url, fault.loads):
-        return await record(LiveEngine(session, url), fault.window)
+        found = await record(engine, fault.window)
+    ended = [each for each in await engine.metrics() if each.name == "engine_requests_total"]
+    if failed := sum(each.value for each in ended if each.labels["finish_reason"] == "error"):
+        raise SystemExit(f"{fault.name}: {failed:g} sequences ended with an error")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

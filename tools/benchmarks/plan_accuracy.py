@@ -133,7 +133,10 @@ def bench(url: str, file: Path, prompt: int, output: int, requests: int, rate: f
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{file}: {done.stderr.strip()}", file=sys.stderr)
-    return json.loads(file.read_text())["metrics"]
+    result = json.loads(file.read_text())
+    if failed := result["requests"]["failed"]:
+        raise SystemExit(f"{file}: requests failed: {failed}")
+    return result["metrics"]
 
 
 def run(*words: str) -> Any:

@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -137,13 +138,17 @@ async def _ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def replay(server: Server, trace: Sequence[TraceRequest], nonce: str) -> list[dict[str, Any]]:
-    """The events of the server while it serves the trace."""
+    """The events of the server while it serves the trace. A request that fails ends the benchmark."""
     before = server.events.stat().st_size if server.events.exists() else 0
     asyncio.run(_send_all(server.url, trace, nonce))
     time.sleep(0.3)  # the bus writes in batches
     with server.events.open("rb") as file:
         file.seek(before)
-        return [json.loads(line) for line in file]
+        events = [json.loads(line) for line in file]
+    ended = [event["finish_reason"] for event in events if event["type"] == "request"]
+    if ended != ["length"] * len(trace):  # a stream that fails has sent status 200 before
+        raise SystemExit(f"{len(trace)} requests ended as {Counter(ended)}, each expected as length: see serve.log")
+    return events
 
 
 async def _send_all(url: str, trace: Sequence[TraceRequest], nonce: str) -> None:

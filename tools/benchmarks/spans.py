@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,9 @@ async def measure(url: str, model: str, count: int, at_once: int) -> None:
         async with session.get(f"{url}/engine/requests?count={count}") as response:
             response.raise_for_status()
             listed = (await response.json())["requests"]
+    ended = Counter(request["finish_reason"] for request in listed)
+    if ended != {"length": count}:  # a stream that fails has sent status 200 before
+        raise SystemExit(f"{count} requests ended as {ended}, each expected as length")
     found = {request["request_id"].rpartition("-")[0]: request for request in listed}
     sums = [(sum(found[name]["spans"].values()), found[name]["total_ms"], wall_ms) for name, wall_ms in sent]
     show("spans beside the server's total", [abs(spans - total) / total for spans, total, _ in sums])
