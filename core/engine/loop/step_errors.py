@@ -37,6 +37,10 @@ class StepCostReport(msgspec.Struct, frozen=True):
         told = ", ".join(f"{error.kind} steps {error.median_error:.0%}" for error in self.errors)
         return told and f"median error of the last predictions: {told}"
 
+    def told_with(self, source: str) -> str:
+        """Where the costs are from, and their errors if any are known."""
+        return "; ".join(filter(None, (source, self.words)))
+
 
 class StepErrors:
     """The latest errors, in constant memory."""

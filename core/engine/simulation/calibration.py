@@ -45,8 +45,7 @@ def read_calibration(path: Path) -> Calibration:
         data = path.read_bytes()
         if "state" in msgspec.json.decode(data, type=dict[str, msgspec.Raw]):
             kept = msgspec.json.decode(data, type=_Kept)
-            measured_on = "; ".join(filter(None, (kept.key, kept.state.words)))
-            return Calibration(SCHEMA, kept.state.cost, measured_on=measured_on)
+            return Calibration(SCHEMA, kept.state.cost, measured_on=kept.state.told_with(kept.key))
         found = msgspec.json.decode(data, type=Calibration)
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror}") from error

@@ -11,6 +11,7 @@ from engine.contracts.config import at_least
 
 LEAST_PAIRS = 6
 """Fewer have no interval at 95 %."""
+URL = "http://127.0.0.1:8000"
 NOTES = """\
 A finding is what three windows agree on; what only some of them show is named as an abstention.
 --rules MODULE:NAME adds rules of your own: a sequence of engine_plugins.command.doctor.rule.Rule.
@@ -19,7 +20,7 @@ Exit status: 0 diagnosed, with findings or without, 1 the engine cannot be read,
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="a running engine (%(default)s)")
+    add("--url", help=f"a running engine ({URL})")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--window", type=float, default=10.0, metavar="S", help="length of each of the three windows (%(default)g)")
     add("--record", metavar="FILE", help="keep the evidence")
@@ -47,11 +48,14 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
             raise ValueError("--workload is of the shadow engine: add --verify")
         if flags.evidence and flags.record:
             raise ValueError("--record needs a running engine, --evidence asks none: give one of them")
+        if flags.evidence and flags.url:
+            raise ValueError("--url is of a running engine, --evidence asks none: give one of them")
     except ValueError as error:
         print(f"engine doctor: {error}", file=sys.stderr)
         return USAGE
     from engine_plugins.command.doctor.main import run
 
+    flags.url = flags.url or URL
     return run(flags)
 
 

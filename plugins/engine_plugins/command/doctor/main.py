@@ -41,7 +41,10 @@ def run(flags: argparse.Namespace) -> int:
             print(causes(rules), end="")
             return OK
         if flags.ledger is not None and not flags.verify:
-            print("\n".join(ledger.score(ledger.read(_ledger(flags.ledger)))))
+            file = _ledger(flags.ledger)
+            if flags.ledger and not file.exists():
+                raise ValueError(f"--ledger {file}: no such file; --verify writes it")
+            print("\n".join(ledger.score(ledger.read(file))))
             return OK
         if flags.record and not Path(flags.record).resolve().parent.is_dir():
             raise ValueError(f"--record {flags.record}: expected a file in a folder that exists")

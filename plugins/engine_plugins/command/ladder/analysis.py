@@ -12,7 +12,7 @@ from engine_plugins.command.ladder.floor import floors
 from engine_plugins.command.ladder.record import Ladder, Measured, Run, Survey
 from engine_plugins.command.ladder.requests import max_tokens
 from engine_plugins.command.ladder.rungs import P99, Form, form_of
-from engine_plugins.command.ladder.seeds import EXPECTED, Expectation
+from engine_plugins.command.ladder.case_study import EXPECTED, Expectation
 from engine_plugins.command.ladder.survey import divergence
 from engine_plugins.command.statistics import Estimate, paired_difference, paired_ratio, quantile_interval, wilson
 

@@ -15,7 +15,7 @@ from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.markup import Markup, joined, table, tag
 from engine_plugins.command.ladder.plots import forest, shown_ms, steps
 from engine_plugins.command.ladder.record import Ladder
-from engine_plugins.command.ladder.wording import LABELS, beside_seed, conclusions, interval, notes, outputs
+from engine_plugins.command.ladder.wording import LABELS, beside_study, conclusions, interval, notes, outputs
 
 CSS = Path(__file__).with_name("page.css")
 COLORS = {BETTER: "better", WORSE: "worse", UNDECIDED: "undecided"}
@@ -65,7 +65,7 @@ def sections(ladder: Ladder) -> list[Markup]:
             _figure(forest(left_out, "Ratios of rungs left out"), "With all rungs / without this one."),
             ratios(left_out),
         ]
-    return [*parts, *_engines(added), *_seeds(rows), *_same(ladder), *_definitions(ladder)]
+    return [*parts, *_engines(added), *_study(rows), *_same(ladder), *_definitions(ladder)]
 
 
 STEPS_CAPTION = (
@@ -129,15 +129,16 @@ def _engines(rows: list[dict[str, Any]]) -> list[Markup]:
     return [tag("h2", "What the engine takes, keeps and answers"), table(head, body)] if body else []
 
 
-def _seeds(rows: list[dict[str, Any]]) -> list[Markup]:
+def _study(rows: list[dict[str, Any]]) -> list[Markup]:
     """Where the case study says something."""
     body = []
     for row in rows:
-        for key, found in row["figures"].items():
-            if row["kind"] != LEFT_OUT and found["expected"] is not None:
-                said = beside_seed(found, key != "goodput")
+        for figure in FIGURES:
+            found = row["figures"].get(figure.key)
+            if row["kind"] != LEFT_OUT and found is not None and found["expected"] is not None:
+                said = beside_study(found, figure.is_ratio)
                 here = tag("span", interval(found), class_="estimate")
-                body.append([row["name"], LABELS[key], f"{found['expected']:.2f}", here, said])
+                body.append([row["name"], figure.label, f"{found['expected']:.2f}", here, said])
     remarks = [tag("li", f"{row['name']}: {note}") for row in rows if row["kind"] != LEFT_OUT for note in row["notes"]]
     if not body:
         return []

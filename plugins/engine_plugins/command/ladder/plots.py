@@ -49,7 +49,7 @@ def axis_of(figure: Figure, found: Sequence[dict[str, Any]]) -> Axis:
 
 
 def forest(rows: Sequence[dict[str, Any]], title: str) -> Markup:
-    """A panel a figure, a line a rung: estimate and interval, and what the seeds expect as a diamond."""
+    """A panel a figure, a line a rung: estimate and interval, and what the case study expects as a diamond."""
     shown = [figure for figure in FIGURES if any(figure.key in row["figures"] for row in rows)]
     panels = [_forest_panel(figure, rows, _panel_left(i)) for i, figure in enumerate(shown)]
     return _picture(title, len(shown), len(rows), _names(rows), *panels)
@@ -74,7 +74,7 @@ def _forest_row(axis: Axis, found: dict[str, Any], middle: float) -> Markup:
     if found["expected"] is not None:
         x = axis.place(found["expected"])
         shape = f"M{x - 5:.1f} {middle}L{x:.1f} {middle - 5}L{x + 5:.1f} {middle}L{x:.1f} {middle + 5}Z"
-        parts.append(tag("path", d=shape, class_="seed"))
+        parts.append(tag("path", d=shape, class_="study"))
     if found["low"] is not None:
         parts.append(_line(axis.place(found["low"]), middle, axis.place(found["high"]), middle, "interval"))
     parts.append(tag("circle", cx=f"{at:.1f}", cy=middle, r=4))

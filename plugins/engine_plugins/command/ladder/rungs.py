@@ -22,7 +22,7 @@ DEFAULT_RUNGS = (
     "KV format: kv_format=int8",
     "compiled steps, overlap: execution=auto overlap=true",
 )
-"""The order of the seeds' case study, then what it does not have. The text of each is as ``--rung`` takes it."""
+"""The order of the case study, then what it does not have. The text of each is as ``--rung`` takes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _named(found: Sequence[tuple[str, dict[str, Any]]], verdict: str) -> str:
     return ", ".join(f"{name} ({estimate:.2f})" for name, estimate in named)
 
 
-def beside_seed(found: dict[str, Any], is_ratio: bool) -> str:
+def beside_study(found: dict[str, Any], is_ratio: bool) -> str:
     """How a change compares with what the case study expects."""
     if found["low"] is None:
         return UNFINISHED

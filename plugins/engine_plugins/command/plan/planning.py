@@ -148,8 +148,7 @@ class Planner:
         kept = measured_step_cost(sizing) if question.card is None else None
         if kept is None:
             return self._estimated(sizing)
-        source = "; ".join(filter(None, ("steps of an engine on this machine", kept.words)))
-        return Cost(kept.cost, "measured", source)
+        return Cost(kept.cost, "measured", kept.told_with("steps of an engine on this machine"))
 
     def _estimated(self, sizing: Sizing) -> Cost:
         question = self._question

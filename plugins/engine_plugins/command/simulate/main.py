@@ -52,7 +52,7 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
 
 def _simulate(options: SimulateOptions) -> dict[str, Any]:
     combined = [(*options.overrides, *more) for more in ((), *options.compare)]
-    calibrations = [calibration_of(options, overrides) for overrides in combined]
+    calibrations = calibrations_of(options, combined)
     trace = load(options)
     specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
     outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
@@ -70,16 +70,20 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
         "kv_blocks": [spec.num_blocks for spec in specs],
         "calibration": {
             "file": None if options.calibration is None else str(options.calibration),
-            "measured_on": calibrations[0].measured_on,
+            "measured_on": [found.measured_on for found in calibrations],
         },
         "sets": sets,
     }
 
 
-def calibration_of(options: SimulateOptions, overrides: Sequence[str]) -> Calibration:
-    """Of a plugin set: what it has measured itself, or the file that stands for all. Raises ``ValueError``."""
+def calibrations_of(options: SimulateOptions, sets: Sequence[Sequence[str]]) -> list[Calibration]:
+    """Of each plugin set: what it has measured itself, or the file that stands for all. Raises ``ValueError``."""
     if options.calibration is not None:
-        return read_calibration(options.calibration)
+        return [read_calibration(options.calibration)] * len(sets)
+    return [_kept(options, overrides) for overrides in sets]
+
+
+def _kept(options: SimulateOptions, overrides: Sequence[str]) -> Calibration:
     from engine.evaluation.sizing import measured_step_cost, size_plan  # imports torch
 
     sizing = size_plan(overrides, options.config_dirs)
@@ -91,8 +95,7 @@ def calibration_of(options: SimulateOptions, overrides: Sequence[str]) -> Calibr
             "minutes after its start), or name what was measured with --calibration FILE, which stands for every set"
         )
     where = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
-    measured_on = "; ".join(filter(None, (where, kept.words)))
-    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=measured_on)
+    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=kept.told_with(where))
 
 
 def spec_of(overrides: Sequence[str], calibration: Calibration, options: SimulateOptions) -> EngineSpec:

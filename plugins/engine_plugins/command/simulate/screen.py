@@ -20,10 +20,16 @@ def render(result: Mapping[str, Any]) -> RenderableType:
         table.add_column(" ".join(each["overrides"]) or "as given", justify="right")
     for label, values in _rows(sets):
         table.add_row(label, *values)
-    calibration = result["calibration"]
-    file, words = calibration["file"], calibration["measured_on"]
-    measured = Text("measured: " + ", ".join(filter(None, (file, words))), style="dim")
-    return Group(table, *(_verdicts(each) for each in sets[1:]), measured)
+    return Group(table, *(_verdicts(each) for each in sets[1:]), *_measured(result))
+
+
+def _measured(result: Mapping[str, Any]) -> list[Text]:
+    """Where step costs are from: a line for all sets if it is a file, or one for each."""
+    file, words = result["calibration"]["file"], result["calibration"]["measured_on"]
+    if file is not None:
+        return [Text("measured: " + ", ".join(filter(None, (file, words[0]))), style="dim")]
+    names = [" ".join(each["overrides"]) or "as given" for each in result["sets"]]
+    return [Text(f"measured, {name}: {said}", style="dim") for name, said in zip(names, words, strict=True)]
 
 
 def _rows(sets: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -63,6 +63,8 @@ def test_rules_of_others_join_in(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--window", "0"], "--window"),
         (["--evidence", "a", "--record", "b"], "give one of them"),
+        (["--evidence", "a", "--url", "http://127.0.0.1:9"], "give one of them"),
+        (["--ledger", "/nowhere"], "--ledger /nowhere: no such file"),
         (["--evidence", "/nowhere"], "expected a file written by engine doctor --record"),
         (["--rules", "nowhere:RULES", "--causes"], "expected MODULE:NAME of a sequence of rules"),
         (["--rules", "math:pi", "--causes"], "expected MODULE:NAME of a sequence of rules"),

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from engine_plugins.command.ladder.page import page
 from engine_plugins.command.ladder.record import Measured
 from engine_plugins.command.ladder.rungs import Rung
 from engine_plugins.command.ladder.screen import render
-from engine_plugins.command.ladder.wording import beside_seed, conclusions
+from engine_plugins.command.ladder.wording import beside_study, conclusions
 
 VOID = {"meta"}
 
@@ -102,8 +103,8 @@ def test_a_rung_that_undoes_an_earlier_one_says_so():
     [(0.8, True, "as expected"), (0.95, True, "gains more"), (0.5, True, "gains less"), (0.5, False, "gains more")],
 )
 def test_a_change_is_put_beside_what_the_case_study_expects(expected, is_ratio, said):
-    assert beside_seed({"low": 0.7, "high": 0.9, "estimate": 0.8, "expected": expected}, is_ratio) == said
-    assert beside_seed({"low": None, "expected": expected}, is_ratio) == "unfinished"
+    assert beside_study({"low": 0.7, "high": 0.9, "estimate": 0.8, "expected": expected}, is_ratio) == said
+    assert beside_study({"low": None, "expected": expected}, is_ratio) == "unfinished"
 
 
 def test_every_row_says_what_the_case_study_expects_and_what_was_measured(text):
@@ -124,7 +125,7 @@ def test_an_unfinished_ladder_and_a_refused_rung_are_said(ladder):
 
 
 def on_screen(ladder, width: int) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(render(ladder))
     return console.export_text()
 
