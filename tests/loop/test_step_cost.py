@@ -130,7 +130,7 @@ def test_as_many_tokens_fit_as_the_costs_of_a_mixture_say(budget_ms):
     assert cost.ms(work(tokens + 1)) > budget_ms
 
 
-TRUTH = StepCost(10.0, 0.3, 1, per_decode_context_ms=0.001, per_prefill_context_ms=0.0004)
+TRUTH = StepCost(10.0, 0.3, 1, per_row_ms=1.0, per_decode_context_ms=0.001, per_prefill_context_ms=0.0004)
 
 
 def some_work(rng):
@@ -161,6 +161,21 @@ def test_what_prompts_cost_is_not_forgotten_while_the_same_requests_decode():
         model.observe(each, TRUTH.ms(each) * rng.uniform(0.97, 1.03))
     mixed = StepWork.decode(500) + StepWork.chunk(256, 1000)
     assert model.cost().ms(mixed) == pytest.approx(TRUTH.ms(mixed), rel=0.1)
+
+
+def test_long_prompts_are_foretold_from_short_ones_where_a_row_that_decodes_costs_more_than_a_prompt_token():
+    truth, model, rng = (
+        StepCost(1.3, 0.05, 1, per_row_ms=0.15, per_prefill_context_ms=2e-5),
+        StepCostModel(),
+        random.Random(6),
+    )
+    for step in range(2000):
+        decodes = [StepWork.decode(rng.randint(100, 400)) for _ in range(rng.randint(1, 8))]
+        chunks = [StepWork.chunk(rng.randint(16, 400))] if step % 10 == 0 else []
+        each = sum([*decodes, *chunks], NO_WORK)
+        model.observe(each, truth.ms(each) * rng.uniform(0.95, 1.05))
+    long = StepWork.chunk(1500)
+    assert model.state().cost.ms(long) == pytest.approx(truth.ms(long), rel=0.06)
 
 
 def test_work_beyond_what_was_measured_is_flagged_and_not_clipped():

@@ -220,6 +220,7 @@ def at_pace(cost: StepCost, pace: float) -> StepCost:
         cost,
         base_ms=cost.base_ms * pace,
         per_token_ms=cost.per_token_ms * pace,
+        per_row_ms=cost.per_row_ms * pace,
         per_decode_context_ms=cost.per_decode_context_ms * pace,
         per_prefill_context_ms=cost.per_prefill_context_ms * pace,
     )

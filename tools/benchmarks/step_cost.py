@@ -105,7 +105,7 @@ def without(term: str) -> Callable[[StepWork], StepWork]:
 SEEN: dict[str, Callable[[StepWork], StepWork]] = {
     "tokens": by_tokens,
     "all terms": lambda work: work,
-    **{f"no {term}": without(term) for term in ("decode_context", "prefill_context")},
+    **{f"no {term}": without(term) for term in ("num_rows", "decode_context", "prefill_context")},
 }
 
 

@@ -74,8 +74,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Milliseconds a step takes on the device: ``base_ms * weights(num_tokens)`` and so much for each token, and for
-    each token of context. No coefficient is negative."""
+    """Milliseconds a step takes on the device: ``base_ms * weights(num_tokens)`` and so much for each row, token, and
+    token of context. No coefficient is negative."""
 
     base_ms: float
     per_token_ms: float
@@ -84,6 +84,7 @@ class StepCost:
     mixtures: tuple[Mixture, ...] = ()
     spread: float = 1.0
     """How far the experts of a step's tokens differ: 1 as chance has it, 0 not at all."""
+    per_row_ms: float = 0.0
     per_decode_context_ms: float = 0.0
     """For each token of :attr:`StepWork.decode_context`."""
     per_prefill_context_ms: float = 0.0
@@ -97,6 +98,7 @@ class StepCost:
     def ms(self, work: StepWork) -> float:
         return (
             self.base_ms * self.weights(work.num_tokens)
+            + self.per_row_ms * work.num_rows
             + self.per_token_ms * work.num_tokens
             + self.per_decode_context_ms * work.decode_context
             + self.per_prefill_context_ms * work.prefill_context
@@ -122,7 +124,7 @@ class StepCost:
         most ``budget_ms``, the gap before it included; at least 1."""
         if self.num_samples == 0:
             return MOST_TOKENS
-        left = budget_ms - self.gap_ms - self.ms(beside)
+        left = budget_ms - self.gap_ms - self.ms(beside) - self.per_row_ms
         if left <= 0.0:
             return 1
         # left = linear * n + quadratic * n^2, solved so that quadratic may be 0

@@ -27,7 +27,7 @@ import msgspec
 from engine.contracts.step_cost import Mixture, StepCost, StepWork
 from engine.loop.step_errors import StepCostReport, StepErrorReport, StepErrors
 
-TERMS = 4
+TERMS = 5
 _FORGET = 0.98
 """Weight a sample keeps when the next one comes: a memory of about 50 steps."""
 _FORGET_LONG = 0.999
@@ -74,6 +74,7 @@ def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
         return "it is of another model"
     numbers = [
         cost.base_ms,
+        cost.per_row_ms,
         cost.per_token_ms,
         cost.per_decode_context_ms,
         cost.per_prefill_context_ms,
@@ -125,11 +126,11 @@ class StepCostModel:
             smallest = largest = work
         elif before.extrapolates(work):
             smallest, largest = smallest.least(work), largest.most(work)
-        base, token, decode_context, prefill_context = self._best.coefficients
+        base, row, token, decode_context, prefill_context = self._best.coefficients
         samples, of_model = before.num_samples + 1, self._best.of_model
         self._cost = StepCost(
             base, token, samples, of_model.mixtures, of_model.spread,
-            decode_context, prefill_context, gap, smallest, largest,
+            row, decode_context, prefill_context, gap, smallest, largest,
         )  # fmt: skip
 
     def cost(self) -> StepCost:
@@ -143,10 +144,11 @@ class StepCostModel:
     def state(self) -> StepCostState:
         """With a cost of the long memory, unlike :meth:`cost`."""
         fits, best = tuple(fit.state() for fit in self._fits), self._fits.index(self._best)
-        base, token, decode_context, prefill_context = fits[best].coefficients
+        base, row, token, decode_context, prefill_context = fits[best].coefficients
         cost = replace(
             self._cost,
             base_ms=base,
+            per_row_ms=row,
             per_token_ms=token,
             per_decode_context_ms=decode_context,
             per_prefill_context_ms=prefill_context,
@@ -162,7 +164,7 @@ class _Fit:
         """``of_model``: with its mixtures, and the spread that is assumed."""
         self.of_model = of_model
         self.coefficients = [0.0] * TERMS
-        """Of weights, tokens, decode context, prefill context: milliseconds."""
+        """Of weights, rows, tokens, decode context, prefill context: milliseconds."""
         self.error = 0.0
         """Sum of recent residuals, each relative to its step and at most 1."""
         self._sums = [[0.0] * (TERMS + 1) for _ in range(TERMS)]
@@ -189,6 +191,7 @@ class _Fit:
     def observe(self, work: StepWork, ms: float) -> None:
         terms = (
             self.of_model.weights(work.num_tokens) if self.of_model.mixtures else 1.0,
+            work.num_rows,
             work.num_tokens,
             work.decode_context,
             work.prefill_context,

@@ -35,7 +35,7 @@ STEP_MEANS = {
     "rows": ("engine_step_requests_sum", 1.0),
     "draft_ms": ("engine_draft_seconds_total", 1e3),
 }
-COSTS = ("base_ms", "per_token_ms", "per_decode_context_ms", "per_prefill_context_ms")
+COSTS = ("base_ms", "per_row_ms", "per_token_ms", "per_decode_context_ms", "per_prefill_context_ms")
 SPANS = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver")
 MEANING = {
     "seconds": "length of the window",
@@ -130,6 +130,11 @@ def figures_of(seen: Seen) -> Figures:
     if seen.cost and seen.cost["cost"]["base_ms"] + seen.cost["cost"]["per_token_ms"] > 0.0:  # else nothing is fitted
         found |= {f"cost.{name}": seen.cost["cost"][name] for name in COSTS}
     return {name: float(f"{value:.5g}") for name, value in found.items() if math.isfinite(value)}
+
+
+def decode_row_ms(figures: Figures) -> float:
+    """What one more row that decodes adds to a step, its context apart."""
+    return figures["cost.per_row_ms"] + figures["cost.per_token_ms"]
 
 
 def series_of(samples: Iterable[Sample]) -> Series:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from engine_plugins.command.ladder.case_study import EXPECTED, Expectation
 from engine_plugins.command.ladder.comparisons import ADDED, ALL, SAME
 from engine_plugins.command.ladder.figures import FIGURES, Figure
 from engine_plugins.command.ladder.floor import floors
 from engine_plugins.command.ladder.record import Ladder, Measured, Run, Survey
 from engine_plugins.command.ladder.requests import max_tokens
 from engine_plugins.command.ladder.rungs import P99, Form, form_of
-from engine_plugins.command.ladder.case_study import EXPECTED, Expectation
 from engine_plugins.command.ladder.survey import divergence
 from engine_plugins.command.statistics import Estimate, paired_difference, paired_ratio, quantile_interval, wilson
 

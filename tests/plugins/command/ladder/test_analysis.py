@@ -13,11 +13,11 @@ from engine_plugins.command.ladder.analysis import (
     observed_limit,
     summarise_ladder,
 )
+from engine_plugins.command.ladder.case_study import EXPECTED
 from engine_plugins.command.ladder.comparisons import ALL
 from engine_plugins.command.ladder.figures import run_of
 from engine_plugins.command.ladder.record import Output
 from engine_plugins.command.ladder.rungs import DEFAULT_RUNGS, Rung, parse_rung
-from engine_plugins.command.ladder.case_study import EXPECTED
 from engine_plugins.command.ladder.survey import divergence
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from engine_plugins.command.doctor.evidence import Engine, Figures
+from engine_plugins.command.doctor.figures import decode_row_ms
 from engine_plugins.command.doctor.rule import Remedy, Rule
 
 BRANCH = "ITL"
 ENOUGH = {"requests": 3.0, "steps": 20.0, "itl_count": 50.0}
-COST = ("cost.base_ms", "cost.per_token_ms")
+COST = ("cost.base_ms", "cost.per_row_ms", "cost.per_token_ms")
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 
@@ -61,7 +62,7 @@ def drafter(engine: Engine, figures: Figures) -> Remedy | None:
     rows = max(1.0, figures["rows"])
     drafts = figures["drafted"] / figures["steps"]
     accepted = figures["accepted"] / figures["steps"]
-    plain = figures["cost.base_ms"] + rows * figures["cost.per_token_ms"]
+    plain = figures["cost.base_ms"] + rows * decode_row_ms(figures)
     drafted = plain + figures["draft_ms"] + drafts * figures["cost.per_token_ms"]
     ratio = plain * (rows + accepted) / rows / drafted
     return Remedy(0.7 * ratio, min(0.97, 1.15 * ratio), ("drafter=none",)) if ratio <= 0.85 else None
@@ -99,7 +100,7 @@ def quantizer(engine: Engine, figures: Figures) -> Remedy | None:
 def weights(engine: Engine, figures: Figures) -> Remedy | None:
     if engine.slots.get("quantizer") not in ("checkpoint", "none") or figures["cost.base_ms"] < SLOW_WEIGHTS_MS:
         return None
-    if figures["cost.base_ms"] < 0.7 * (figures["cost.base_ms"] + figures["rows"] * figures["cost.per_token_ms"]):
+    if figures["cost.base_ms"] < 0.7 * (figures["cost.base_ms"] + figures["rows"] * decode_row_ms(figures)):
         return None
     return Remedy(0.4, 0.9, ("quantizer=int8",), "Rounded weights change answers a little: run engine eval.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_plugins.command.doctor.evidence import Engine, Figures
+from engine_plugins.command.doctor.figures import decode_row_ms
 from engine_plugins.command.doctor.rule import Remedy, Rule
 
 BRANCH = "TTFT, no long prompt: queue depth"
@@ -37,9 +38,8 @@ def more_rows_serve_more(figures: Figures) -> bool:
         return False
     rows = max(1.0, figures["rows"])
     fixed = figures["cost.base_ms"] + figures.get("gap_ms", 0.0)
-    return 2 * (fixed + rows * figures["cost.per_token_ms"]) >= BATCHES_WELL * (
-        fixed + 2 * rows * figures["cost.per_token_ms"]
-    )
+    decoding = rows * decode_row_ms(figures)
+    return 2 * (fixed + decoding) >= BATCHES_WELL * (fixed + 2 * decoding)
 
 
 def static(engine: Engine, figures: Figures) -> Remedy | None:
