@@ -23,7 +23,7 @@ pytestmark = needs_browser
 HELLO = says("Hello world")
 FINDS = """print('{"findings": [{"cause": "too_few_rows", "says": "Rows wait.",'
 ' "overrides": ["scheduler.max_requests=16"], "replaces": ["scheduler.max_requests=2"],'
-' "predicts": "queue_ms from 476 to 0-95", "evidence": {"queue_ms": [477.3, 449, 501.5]}}],'
+' "predicts": "queue_ms of 0-95 instead of 476", "evidence": {"queue_ms": [477.3, 449, 501.5]}}],'
 ' "meanings": {"queue_ms": "mean of the span"}, "notes": ["One window is not enough."]}')"""
 HOSTILE = '<img src=x onerror="alert(1)"> `a` <script>alert(2)</script>'
 
@@ -159,7 +159,7 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str, mo
         assert await tab.text(".findings .facts dd") == "477 / 449 / 502"
         assert await tab.text(".findings .facts dd + dd") == "mean of the span"
         assert await tab.text(".findings pre + p") == "instead of scheduler.max_requests=2"
-        assert "Predicts queue_ms from 476 to 0-95." in await tab.text(".findings .card")
+        assert "Predicts queue_ms of 0-95 instead of 476." in await tab.text(".findings .card")
         assert await tab.text(".findings [role=status]") == "look: 1 finding."
 
 

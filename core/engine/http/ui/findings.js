@@ -66,7 +66,7 @@ function card(finding, at, meanings) {
       replaces.length > 0 && h("p", { class: "muted" }, "instead of ", h("code", {}, replaces.join(" ")))],
     advice && h("p", {}, advice),
     predicts && h("p", {}, `Predicts ${predicts}.`),
-    figures.length > 0 && h("p", {}, "Evidence, in order of time"),
+    figures.length > 0 && h("p", {}, "Evidence, a value for each window"),
     figures.length > 0 && h("dl", { class: "facts" }, figures.map(([name, values]) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, values.map(value).join(" / ")),
         meanings[name] && h("dd", { class: "muted" }, meanings[name])))),

@@ -29,7 +29,7 @@ export function requestsScreen() {
       head("Share of the total time", "cause"), head("Total", "number"), head("TTFT", "number"),
       head("TPOT", "number wide-only", "Time per output token after the first"),
       head("Prompt", "number wide-only", "Tokens; of them from the prefix cache"),
-      head("Output", "number wide-only"), head("End", "wide-only"), head("Age", "number"))),
+      head("Output", "number wide-only"), head("Finish reason", "wide-only"), head("Age", "number"))),
     rows);
   const list = h("div", {},
     h("div", { class: "head" },
@@ -98,7 +98,7 @@ export function requestsScreen() {
 
 function row(request) {
   const target = `#requests/${encodeURIComponent(request.request_id)}`;
-  const cached = request.cached_tokens ? h("span", { class: "muted" }, ` ${count(request.cached_tokens)} cached`) : null;
+  const cached = request.cached_tokens ? h("span", { class: "muted" }, ` (${count(request.cached_tokens)} cached)`) : null;
   const times = { ...request.spans, unattributed: request.unattributed_ms };
   const named = Object.fromEntries(Object.entries(times).map(([name, took]) => [`${name}_ms`, took]));
   const isFine = ["stop", "length"].includes(request.finish_reason);

@@ -34,7 +34,7 @@ class Finding:
     @property
     def predicts(self) -> str:
         low, high = self.metric * self.remedy.low, self.metric * self.remedy.high
-        return f"{self.rule.metric} from {self.metric:.4g} to {low:.4g}-{high:.4g}"
+        return f"{self.rule.metric} of {low:.4g}-{high:.4g} instead of {self.metric:.4g}"
 
     @property
     def falsifier(self) -> str:
