@@ -164,18 +164,18 @@ def test_what_prompts_cost_is_not_forgotten_while_the_same_requests_decode():
 
 
 def test_long_prompts_are_foretold_from_short_ones_where_a_row_that_decodes_costs_more_than_a_prompt_token():
-    truth, model, rng = (
-        StepCost(1.3, 0.05, 1, per_row_ms=0.15, per_prefill_context_ms=2e-5),
-        StepCostModel(),
-        random.Random(6),
-    )
+    truth, rng = StepCost(1.3, 0.05, 1, per_row_ms=0.15, per_prefill_context_ms=2e-5), random.Random(6)
+    model, without_rows = StepCostModel(), StepCostModel()
     for step in range(2000):
         decodes = [StepWork.decode(rng.randint(100, 400)) for _ in range(rng.randint(1, 8))]
         chunks = [StepWork.chunk(rng.randint(16, 400))] if step % 10 == 0 else []
         each = sum([*decodes, *chunks], NO_WORK)
-        model.observe(each, truth.ms(each) * rng.uniform(0.95, 1.05))
+        ms = truth.ms(each) * rng.uniform(0.95, 1.05)
+        model.observe(each, ms)
+        without_rows.observe(replace(each, num_rows=0), ms)
     long = StepWork.chunk(1500)
-    assert model.state().cost.ms(long) == pytest.approx(truth.ms(long), rel=0.06)
+    assert model.state().cost.ms(long) == pytest.approx(truth.ms(long), rel=0.1)
+    assert without_rows.state().cost.ms(long) < 0.85 * truth.ms(long)
 
 
 def test_work_beyond_what_was_measured_is_flagged_and_not_clipped():

@@ -141,11 +141,14 @@ def replay(server: Server, trace: Sequence[TraceRequest], nonce: str) -> list[di
     """The events of the server while it serves the trace. A request that fails ends the benchmark."""
     before = server.events.stat().st_size if server.events.exists() else 0
     asyncio.run(_send_all(server.url, trace, nonce))
-    time.sleep(0.3)  # the bus writes in batches
-    with server.events.open("rb") as file:
-        file.seek(before)
-        events = [json.loads(line) for line in file]
-    ended = [event["finish_reason"] for event in events if event["type"] == "request"]
+    for _ in range(50):  # the bus writes in batches
+        time.sleep(0.2)
+        with server.events.open("rb") as file:
+            file.seek(before)
+            events = [json.loads(line) for line in file if line.endswith(b"\n")]
+        ended = [event["finish_reason"] for event in events if event["type"] == "request"]
+        if len(ended) >= len(trace):
+            break
     if ended != ["length"] * len(trace):  # a stream that fails has sent status 200 before
         raise SystemExit(f"{len(trace)} requests ended as {Counter(ended)}, each expected as length: see serve.log")
     return events

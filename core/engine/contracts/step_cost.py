@@ -85,6 +85,7 @@ class StepCost:
     spread: float = 1.0
     """How far the experts of a step's tokens differ: 1 as chance has it, 0 not at all."""
     per_row_ms: float = 0.0
+    """For each row: a row that decodes costs more than another token of a prompt."""
     per_decode_context_ms: float = 0.0
     """For each token of :attr:`StepWork.decode_context`."""
     per_prefill_context_ms: float = 0.0

@@ -48,14 +48,14 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
             raise ValueError("--workload is of the shadow engine: add --verify")
         if flags.evidence and flags.record:
             raise ValueError("--record needs a running engine, --evidence asks none: give one of them")
-        if flags.evidence and flags.url:
+        if flags.evidence and flags.url is not None:
             raise ValueError("--url is of a running engine, --evidence asks none: give one of them")
     except ValueError as error:
         print(f"engine doctor: {error}", file=sys.stderr)
         return USAGE
     from engine_plugins.command.doctor.main import run
 
-    flags.url = flags.url or URL
+    flags.url = URL if flags.url is None else flags.url
     return run(flags)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-SCHEMA = "engine-doctor-evidence/1"
+SCHEMA = "engine-doctor-evidence/2"
 SLOTS = ("parallelism", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler")
 """Whose plugins and settings causes are looked for in, and a shadow has, too."""
 Figures = dict[str, float]

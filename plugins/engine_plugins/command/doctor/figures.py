@@ -36,6 +36,8 @@ STEP_MEANS = {
     "draft_ms": ("engine_draft_seconds_total", 1e3),
 }
 COSTS = ("base_ms", "per_row_ms", "per_token_ms", "per_decode_context_ms", "per_prefill_context_ms")
+STEP_COST = ("cost.base_ms", "cost.per_row_ms", "cost.per_token_ms")
+"""What every step has, its context apart."""
 SPANS = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver")
 MEANING = {
     "seconds": "length of the window",
@@ -127,7 +129,7 @@ def figures_of(seen: Seen) -> Figures:
         **_of_requests([each for each in seen.requests if each["finish_reason"] in ("stop", "length")]),
         **_of_details(seen.details),
     }
-    if seen.cost and seen.cost["cost"]["base_ms"] + seen.cost["cost"]["per_token_ms"] > 0.0:  # else nothing is fitted
+    if seen.cost and any(seen.cost["cost"][name] for name in COSTS):  # else nothing is fitted
         found |= {f"cost.{name}": seen.cost["cost"][name] for name in COSTS}
     return {name: float(f"{value:.5g}") for name, value in found.items() if math.isfinite(value)}
 

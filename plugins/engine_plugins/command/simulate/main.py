@@ -25,7 +25,7 @@ from engine_plugins.command.simulate.figures import SOURCE, figures
 from engine_plugins.command.simulate.options import SimulateOptions, options_of
 from engine_plugins.command.simulate.screen import render
 
-RESULT = "engine-simulate/1"
+RESULT = "engine-simulate/2"
 
 
 def run(flags: argparse.Namespace, words: list[str]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_plugins.command.doctor.figures import Look, Seen, Series, dispersion, figures_of, series_of
+from engine_plugins.command.doctor.figures import COSTS, Look, Seen, Series, dispersion, figures_of, series_of
 from engine_plugins.command.live import Sample
 
 
@@ -48,6 +48,12 @@ def test_counters_count_from_the_beginning_of_the_window() -> None:
 
 def test_a_counter_that_appears_within_the_window_began_at_zero() -> None:
     assert figures_of(seen({}, {("engine_rejected_total", ""): 4.0}))["rejected"] == 4.0
+
+
+def test_a_step_cost_is_shown_once_something_is_fitted() -> None:
+    nothing = dict.fromkeys(COSTS, 0.0)
+    assert "cost.base_ms" not in figures_of(seen(cost={"cost": nothing}))
+    assert figures_of(seen(cost={"cost": nothing | {"per_row_ms": 0.5}}))["cost.per_row_ms"] == 0.5
 
 
 def test_a_window_without_requests_has_no_figures_of_requests() -> None:

@@ -11,6 +11,7 @@ from engine.assembly.discovery import discover
 from engine_plugins.command.doctor.diagnosis import diagnose
 from engine_plugins.command.doctor.figures import MEANING
 from engine_plugins.command.doctor.rules import RULES
+from engine_plugins.command.doctor.rules.queueing import more_rows_serve_more
 
 FAULTS = sorted(file.stem for file in RECORDED.glob("*.json") if not file.stem.startswith("healthy"))
 HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
@@ -29,6 +30,12 @@ def test_chunks_are_small_for_a_low_target_of_itl_as_well_as_for_a_small_budget(
     found = diagnose(msgspec.structs.replace(evidence, engine=engine), RULES).findings
     assert found[0].rule.cause == "token_budget_too_small"
     assert found[0].remedy.overrides == ("scheduler.itl_target_ms=0",)
+
+
+def test_a_row_that_decodes_costs_its_own_and_a_token() -> None:
+    figures = {"rows": 4.0, "cost.base_ms": 10.0, "cost.per_token_ms": 1.0, "cost.per_row_ms": 0.0}
+    assert more_rows_serve_more(figures)
+    assert not more_rows_serve_more(figures | {"cost.per_row_ms": 4.0})
 
 
 @pytest.mark.parametrize("name", HEALTHY)

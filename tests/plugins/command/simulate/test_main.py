@@ -109,6 +109,9 @@ def test_what_the_engine_has_kept_of_this_plan_is_the_default(
     assert result["kv_blocks"] == [sizing.blocks]
     both = json.loads(simulated(capsys, trace, "--compare", "scheduler.max_requests=2"))
     assert len(both["sets"]) == len(both["calibration"]["measured_on"]) == 2
+    assert main(["simulate", trace, "--compare", "scheduler.max_requests=2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "measured, as given: bundled on" in shown and "measured, scheduler.max_requests=2: bundled on" in shown
     assert main(["simulate", trace, "--compare", "quantizer=int8"]) == 2  # its steps take another time
     assert "(engine serve quantizer=int8; it keeps" in capsys.readouterr().err
 

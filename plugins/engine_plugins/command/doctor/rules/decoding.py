@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from engine_plugins.command.doctor.evidence import Engine, Figures
-from engine_plugins.command.doctor.figures import decode_row_ms
+from engine_plugins.command.doctor.figures import STEP_COST, decode_row_ms
 from engine_plugins.command.doctor.rule import Remedy, Rule
 
 BRANCH = "ITL"
 ENOUGH = {"requests": 3.0, "steps": 20.0, "itl_count": 50.0}
-COST = ("cost.base_ms", "cost.per_row_ms", "cost.per_token_ms")
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 
@@ -20,11 +19,11 @@ LONG = 1024
 def stalls(engine: Engine, figures: Figures) -> bool:
     """Whether steps with another's prompt in them hold up decoding for several decode steps."""
     chunk = figures["chunk_max"]
-    took_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
+    tokens_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
     return (
         not engine.settings.get("scheduler.itl_target_ms")
         and chunk >= 384
-        and took_ms >= 5.0 * figures["itl_p50_ms"]
+        and figures["cost.per_row_ms"] + tokens_ms >= 5.0 * figures["itl_p50_ms"]
         and figures["itl_p999_ms"] >= 5.0 * figures["itl_p50_ms"]
         and figures["stalled_share"] >= 0.1
     )
@@ -130,7 +129,7 @@ RULES = (
         "ITL: steps with prompts in them",
         "Prompts are computed in chunks so large that decoding waits for them.",
         "itl_p999_ms",
-        ("chunk_max", "stalled_share", "itl_p50_ms", *COST, "cost.per_prefill_context_ms"),
+        ("chunk_max", "stalled_share", "itl_p50_ms", *STEP_COST, "cost.per_prefill_context_ms"),
         budget_too_large,
         ENOUGH,
     ),
@@ -139,7 +138,15 @@ RULES = (
         "ITL: steps with prompts in them",
         "A few prompts are much longer than the others, and decoding waits while they are computed.",
         "itl_p999_ms",
-        ("prompt_p50", "prompt_max", "chunk_max", "stalled_share", "itl_p50_ms", *COST, "cost.per_prefill_context_ms"),
+        (
+            "prompt_p50",
+            "prompt_max",
+            "chunk_max",
+            "stalled_share",
+            "itl_p50_ms",
+            *STEP_COST,
+            "cost.per_prefill_context_ms",
+        ),
         long_prompt,
         ENOUGH,
     ),
@@ -148,7 +155,7 @@ RULES = (
         "ITL: speculation",
         "Drafts cost more than the tokens that are accepted of them bring.",
         "itl_mean_ms",
-        ("drafted", "accepted", "chains", "draft_ms", "rows", *COST),
+        ("drafted", "accepted", "chains", "draft_ms", "rows", *STEP_COST),
         drafter,
         ENOUGH,
     ),
@@ -185,7 +192,7 @@ RULES = (
         "ITL: quantizer",
         "A decode step spends most of its time reading weights.",
         "itl_p50_ms",
-        ("rows", *COST),
+        ("rows", *STEP_COST),
         weights,
         ENOUGH,
     ),

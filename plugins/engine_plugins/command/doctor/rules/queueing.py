@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_plugins.command.doctor.evidence import Engine, Figures
-from engine_plugins.command.doctor.figures import decode_row_ms
+from engine_plugins.command.doctor.figures import STEP_COST, decode_row_ms
 from engine_plugins.command.doctor.rule import Remedy, Rule
 
 BRANCH = "TTFT, no long prompt: queue depth"
@@ -96,8 +96,9 @@ def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
         return None
     override = "scheduler.itl_target_ms=0" if target else "scheduler.token_budget=2048"
     tokens = figures["prompt_mean"] * (1.0 - figures["cached_share"])
-    whole = figures["cost.base_ms"] + tokens * figures["cost.per_token_ms"]
-    ratio = whole / (whole + (figures["chunks_mean"] - 1) * (figures["cost.base_ms"] + figures["gap_ms"]))
+    fixed = figures["cost.base_ms"] + figures["cost.per_row_ms"]
+    whole = fixed + tokens * figures["cost.per_token_ms"]
+    ratio = whole / (whole + (figures["chunks_mean"] - 1) * (fixed + figures["gap_ms"]))
     return Remedy(max(0.05, 0.4 * ratio), 0.92, (override,), LONGER_ITL) if ratio < 0.85 else None
 
 
@@ -152,7 +153,7 @@ RULES = (
         "TTFT, long prompt: chunked prefill",
         "A prompt takes many small steps, and each step has a fixed cost.",
         "ttft_p50_ms",
-        ("chunks_mean", "prompt_mean", "cost.base_ms", "cost.per_token_ms", "gap_ms", "cached_share"),
+        ("chunks_mean", "prompt_mean", *STEP_COST, "gap_ms", "cached_share"),
         small_chunks,
         ENOUGH,
     ),
