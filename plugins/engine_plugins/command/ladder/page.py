@@ -146,7 +146,7 @@ def _study(rows: list[dict[str, Any]]) -> list[Markup]:
         tag("h2", "Beside the case study"),
         tag(
             "p",
-            "Its ratios are of Llama 3.1-70B in bfloat16 on two A100-80GB. As expected: inside of the interval here.",
+            "It is of Llama 3.1-70B in bfloat16 on two A100-80GB. As expected: inside of the interval here.",
         ),
         table(["rung", "figure", "the case study expects", "here", ""], body),
         tag("ul", *remarks, class_="notes"),

@@ -8,6 +8,7 @@ from engine_plugins.command.doctor.rule import Remedy, Rule
 
 BRANCH = "ITL"
 ENOUGH = {"requests": 3.0, "steps": 20.0, "itl_count": 50.0}
+CHUNK_COST = (*STEP_COST, "cost.per_prefill_context_ms")
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 
@@ -129,7 +130,7 @@ RULES = (
         "ITL: steps with prompts in them",
         "Prompts are computed in chunks so large that decoding waits for them.",
         "itl_p999_ms",
-        ("chunk_max", "stalled_share", "itl_p50_ms", *STEP_COST, "cost.per_prefill_context_ms"),
+        ("chunk_max", "stalled_share", "itl_p50_ms", *CHUNK_COST),
         budget_too_large,
         ENOUGH,
     ),
@@ -144,8 +145,7 @@ RULES = (
             "chunk_max",
             "stalled_share",
             "itl_p50_ms",
-            *STEP_COST,
-            "cost.per_prefill_context_ms",
+            *CHUNK_COST,
         ),
         long_prompt,
         ENOUGH,
