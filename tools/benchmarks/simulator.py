@@ -6,10 +6,10 @@
 The step cost and the API process's overheads are fitted once, on steps and requests of the ``conversation`` trace, and
 written to DIR/calibration.json; the other traces, and all loads, are foretold with it. Since a shared machine becomes
 slower and faster, each run is foretold twice: as calibrated, and with steps as much longer as they were in it, all
-together (``pace``). A cell is the measured mean, both errors, and the spread of repeats. A load is a share of the rate
-at which the simulator serves the whole trace at once. ``--pairs``: which of two plugin sets has the lower mean TTFT and
-ITL, in reality (both are up, and take turns as ABBA) and simulated. Figures go to DIR/figures.json; tables are printed
-as markdown.
+together (``pace``). A cell is the measured mean, both errors, and the spread of the repeats, which are minutes apart. A
+load is a share of the rate at which the simulator serves the whole trace at once. ``--pairs``: which of two plugin sets
+has the lower mean TTFT and ITL, in reality (both are up, and take turns as ABBA) and simulated. Figures go to
+DIR/figures.json; tables are printed as markdown.
 """
 
 from __future__ import annotations
@@ -294,25 +294,30 @@ def calibrate(server: Server, overrides: Sequence[str], out: Path, seconds: floa
 
 
 def measure(server: Server, spec: EngineSpec, flags: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
+    """The repeats are passes through all traces and loads, so that their spread has the machine's drift in it."""
+    cells = []
     for name in flags.traces.split(","):
         at_most = capacity(SHAPES[name], spec)
         for load in map(float, flags.loads.split(",")):
             rate = load * at_most
             trace = trace_of(SHAPES[name], max(12, round(rate * flags.seconds)), rate, 5)
-            begun = time.perf_counter()
-            outcome = simulate(trace, [spec])
-            wall_s = time.perf_counter() - begun
-            runs = [replay(server, trace, f"{name}{load}{i}") for i in range(flags.repeats)]
-            paces = [pace_of(events, spec.step_cost) for events in runs]
-            paced = [replace(spec, step_cost=at_pace(spec.step_cost, pace)) for pace in paces]
-            row = {"trace": name, "load": load, "rate": rate, "requests": len(trace), "paces": paces}
-            row["speed"] = outcome.duration_s / wall_s
-            row["real"] = [of_reality(events) for events in runs]
-            row["simulated"] = of_simulation(outcome)
-            row["simulated_at_pace"] = [of_simulation(simulate(trace, [each])) for each in paced]
-            rows.append(row)
-            print(_row(row), flush=True)
+            cells.append(({"trace": name, "load": load, "rate": rate, "requests": len(trace)}, trace))
+    runs: list[list[tuple[dict[str, float], float]]] = [[] for _ in cells]
+    for number in range(flags.repeats):
+        for (row, trace), found in zip(cells, runs, strict=True):
+            events = replay(server, trace, f"{row['trace']}{row['load']}{number}")
+            found.append((of_reality(events), pace_of(events, spec.step_cost)))
+    rows = []
+    for (row, trace), found in zip(cells, runs, strict=True):
+        real, paces = zip(*found, strict=True)
+        begun = time.perf_counter()
+        outcome = simulate(trace, [spec])
+        speed = outcome.duration_s / (time.perf_counter() - begun)
+        paced = [replace(spec, step_cost=at_pace(spec.step_cost, pace)) for pace in paces]
+        at_paces = [of_simulation(simulate(trace, [each])) for each in paced]
+        said = {"simulated": of_simulation(outcome), "simulated_at_pace": at_paces}
+        rows.append({**row, "paces": paces, "speed": speed, "real": real, **said})
+        print(_row(rows[-1]), flush=True)
     return rows
 
 
