@@ -5,7 +5,8 @@
 Each configuration is served twice: once so that the engine measures what its steps cost, under loads of other lengths,
 and once under the load that was planned, which is sent several times: the spread between those is what the machine
 does to itself. Prints a table; goals are 3 % of memory, 10 % of requests at once, 10 % of ITL and 20 % of TTFT
-(medians). Rates are below saturation.
+(medians). Rates are below saturation. The row ``step mean`` has the steps of the planned load, as the fit says and as
+they took: an error there is the fit's or the machine's pace, one in ITL alone is the plan's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.benchmarks.simulator import pace_of
+
+from engine.contracts.step_cost import StepCost
 
 ENGINE = (sys.executable, "-m", "engine.cli.main")
 START_S = 120.0
@@ -80,7 +85,11 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
             bench(url, out / "fit.json", prompt, output, max(20, flags.requests // 3), each.rate, 1)
     load = f"in={each.prompt},out={each.output},rate={each.rate:g}"
     plan = run("plan", "--json", "--workload", load, "--requests", str(flags.requests), *words)
-    with serving(words, flags.port, out) as url:
+    cost = fitted(out)
+    record = out / "events.jsonl"
+    record.unlink(missing_ok=True)
+    recorded = [*words, "exporter=[prometheus,jsonl]", f"exporter.jsonl.path={record}"]
+    with serving(recorded, flags.port, out) as url:
         engine = json.loads(fetch(f"{url}/engine/plan"))["engine"]
         found = [
             bench(url, out / f"bench{number}.json", each.prompt, each.output, flags.requests, each.rate, 0)
@@ -97,10 +106,19 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
         for key in ("p50", "p95"):
             if (predicted := plan["prediction"][name][key]) is not None:  # of too few requests
                 pairs.append((f"{name} {key}", predicted, [metrics[name][key] for metrics in found]))
+    steps = [event for event in map(json.loads, record.read_text().splitlines()) if event["type"] == "step"]
+    took = statistics.fmean(step["device_ms"] for step in steps)
+    pairs.append(("step mean, ms", took / pace_of(steps, cost), [took]))
     title = f"{'386M shape' if each.is_large else 'bundled'} {' '.join(each.overrides)} ({plan['steps']['origin']})"
     for name, predicted, values in pairs:
         real, spread = statistics.median(values), (max(values) - min(values)) / statistics.median(values)
         yield title, load, name, f"{predicted:.4g}", f"{real:.4g}", f"{spread:.0%}", f"{predicted / real - 1:+.1%}"
+
+
+def fitted(directory: Path) -> StepCost:
+    """What the engine that stopped has left there."""
+    (file,) = directory.glob("*-*.json")
+    return StepCost(**json.loads(file.read_text())["state"]["cost"])
 
 
 @contextmanager
