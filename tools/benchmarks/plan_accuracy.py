@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.simulator import pace_of
+import msgspec
+from tools.benchmarks.simulator import work_of
 
 from engine.contracts.step_cost import StepCost
 
@@ -85,7 +86,6 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
             bench(url, out / "fit.json", prompt, output, max(20, flags.requests // 3), each.rate, 1)
     load = f"in={each.prompt},out={each.output},rate={each.rate:g}"
     plan = run("plan", "--json", "--workload", load, "--requests", str(flags.requests), *words)
-    cost = fitted(out)
     record = out / "events.jsonl"
     record.unlink(missing_ok=True)
     recorded = [*words, "exporter=[prometheus,jsonl]", f"exporter.jsonl.path={record}"]
@@ -107,18 +107,13 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
             if (predicted := plan["prediction"][name][key]) is not None:  # of too few requests
                 pairs.append((f"{name} {key}", predicted, [metrics[name][key] for metrics in found]))
     steps = [event for event in map(json.loads, record.read_text().splitlines()) if event["type"] == "step"]
-    took = statistics.fmean(step["device_ms"] for step in steps)
-    pairs.append(("step mean, ms", took / pace_of(steps, cost), [took]))
+    fit = msgspec.convert(plan["steps"]["cost"], StepCost)
+    said = statistics.fmean(fit.ms(work_of(step)) for step in steps)
+    pairs.append(("step mean, ms", said, [statistics.fmean(step["device_ms"] for step in steps)]))
     title = f"{'386M shape' if each.is_large else 'bundled'} {' '.join(each.overrides)} ({plan['steps']['origin']})"
     for name, predicted, values in pairs:
         real, spread = statistics.median(values), (max(values) - min(values)) / statistics.median(values)
         yield title, load, name, f"{predicted:.4g}", f"{real:.4g}", f"{spread:.0%}", f"{predicted / real - 1:+.1%}"
-
-
-def fitted(directory: Path) -> StepCost:
-    """What the engine that stopped has left there."""
-    (file,) = directory.glob("*-*.json")
-    return StepCost(**json.loads(file.read_text())["state"]["cost"])
 
 
 @contextmanager
