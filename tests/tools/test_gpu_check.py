@@ -46,7 +46,7 @@ RATES = registry.BY_NAME["rates"]
 
 Ran = tuple[int, str, dict[str, Any]]
 """Exit code, output and JSON report of the tool."""
-ASKED = ("attention", "kernel_tests", "laws_float32", "speed_1b", "speed_8b", "serve", "drafting")
+ASKED = ("smoke", "attention", "kernel_tests", "laws_float32", "speed_1b", "speed_8b", "serve", "drafting")
 """Sections of every kind: interpreted kernels, engines, measurements, another program, and two that need a GPU."""
 
 
@@ -122,6 +122,18 @@ def test_a_section_over_its_budget_is_killed_and_reported(tmp_path: Path) -> Non
     assert report.failed([outcome])
     optional = dataclasses.replace(outcome, section=dataclasses.replace(hurried, is_optional=True))
     assert not report.failed([optional])
+
+
+def test_after_a_gate_that_failed_nothing_is_started(tmp_path: Path) -> None:
+    gate = dataclasses.replace(registry.BY_NAME["start"], needs=(), is_gate=True)  # it finds no checkpoint
+    outcomes = conduct((gate, RATES), tmp_path, dry_run=False, total_s=60.0, say=print)
+    assert [(o.status, o.reason) for o in outcomes[1:]] == [("not started", "start failed")]
+
+
+def test_packages_that_the_project_requires_and_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert standalone.missing_packages() == []
+    monkeypatch.setattr(standalone, "is_there", lambda name: name not in ("hydra-core", "msgspec"))
+    assert standalone.missing_packages() == ["hydra-core", "msgspec"]
 
 
 def test_a_section_gets_no_time_once_the_whole_run_has_none(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from gpu_check import registry, report
 from gpu_check.conductor import conduct
 from gpu_check.section import Context
-from gpu_check.standalone import REPOSITORY, source_paths
+from gpu_check.standalone import REPOSITORY, is_there, missing_packages, source_paths
 
-PASSED, FAILED, NO_DEVICE = 0, 1, 2
+PASSED, FAILED, CANNOT_RUN = 0, 1, 2
 REPORTS = REPOSITORY / "tools" / "benchmarks"
 ROOM = 24 << 30
 """Bytes the scratch folder must have for the weights of both models and a head; less is looked for elsewhere."""
@@ -29,8 +29,12 @@ def main(doc: str, arguments: list[str] | None = None) -> int:
     options = parser(doc).parse_args(arguments)
     if options.child:
         return run_child(options.child, options.scratch, options.dry_run)
+    if missing := missing_packages():
+        print(f"gpu_check: these packages are missing: {' '.join(missing)}; --help says how to carry them here",
+              file=sys.stderr)  # fmt: skip
+        return CANNOT_RUN
     if not options.dry_run and not has_cuda():
-        return NO_DEVICE
+        return CANNOT_RUN
     with tempfile.TemporaryDirectory(prefix="gpu_check-", dir=scratch_parent(options.dry_run)) as folder:
         return check(options, Path(folder))
 
@@ -47,6 +51,9 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--output", type=Path, help="folder of the JSON report (tools/benchmarks; of a dry run: temporary files)"
     )
     result.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU: does the tool itself work?")
+    result.add_argument(
+        "--total", type=float, default=registry.TOTAL_S, metavar="S", help="seconds for all sections (%(default)g)"
+    )
     result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
     result.add_argument("--child", choices=sorted(registry.BY_NAME), help=argparse.SUPPRESS)
     result.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
@@ -62,7 +69,7 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     sections, left_out = registry.chosen(options.only, options.dry_run)
     when = datetime.datetime.now().isoformat(timespec="seconds")
     outcomes = conduct(
-        sections, scratch, dry_run=options.dry_run, total_s=registry.TOTAL_S, say=lambda line: print(line, flush=True)
+        sections, scratch, dry_run=options.dry_run, total_s=options.total, say=lambda line: print(line, flush=True)
     )
     folder = options.output or (Path(tempfile.gettempdir()) if options.dry_run else REPORTS)
     path = report.write(report.as_json(device_facts(options.dry_run), when, outcomes, left_out), folder)
@@ -110,7 +117,7 @@ def device_facts(dry_run: bool) -> dict[str, Any]:
     from engine.assembly.device_facts import cuda_facts
 
     versions = {
-        name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers") if _is_there(name)
+        name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers") if is_there(name)
     }
     common: dict[str, Any] = {**versions, "python": platform.python_version(), "host_cores": os.cpu_count()}
     if dry_run:
@@ -120,11 +127,3 @@ def device_facts(dry_run: bool) -> dict[str, Any]:
         return {"name": f"unknown: {reason}", **common}
     capability = ".".join(map(str, facts.capability or ()))
     return {"name": facts.name, "capability": capability, "memory_gb": round(facts.memory_bytes / 1e9, 1), **common}
-
-
-def _is_there(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -33,6 +33,16 @@ class Outcome:
     reason: str = ""
     """Of a failure: the last lines of its log."""
 
+    @property
+    def failed(self) -> bool:
+        """A check failed, or it did not finish though that matters."""
+        is_unfinished = self.status != "ok" and not self.section.is_optional
+        return is_unfinished or any(row.failed for row in self.rows)
+
+    @property
+    def is_closed_gate(self) -> bool:
+        return self.section.is_gate and self.failed
+
 
 def conduct(
     sections: Sequence[Section], scratch: Path, *, dry_run: bool, total_s: float, say: Callable[[str], None]
@@ -41,6 +51,9 @@ def conduct(
     deadline = time.monotonic() + total_s
     outcomes: list[Outcome] = []
     for wave in waves(tuple(sections), dry_run):
+        if closed := next((outcome.section.name for outcome in outcomes if outcome.is_closed_gate), None):
+            outcomes += [Outcome(section, "not started", 0.0, (), f"{closed} failed") for section in wave]
+            continue
         with ThreadPoolExecutor(_width(wave)) as pool:
             for outcome in pool.map(lambda section: run_section(section, scratch, dry_run, deadline), wave):
                 outcomes.append(outcome)

@@ -8,6 +8,8 @@ TOTAL_S = 535.0
 """The whole run: sections that would end later get less time, or none."""
 
 SECTIONS: tuple[Section, ...] = (
+    Section("smoke", "smoke", "one kernel pair, one graph, two layers in bf16 and int4: else nothing follows", 60,
+            alone=True, is_gate=True),
     Section("rates", "rates", "what the card reads, copies and multiplies per second", 20, alone=True),
     Section("prepare", "prepare", "random weights in true shapes, for the sections that measure", 120),
     Section("compile_1b", "compile_baselines", "warm compile caches for the baselines", 120, gpu_only=True,
@@ -35,12 +37,16 @@ SECTIONS: tuple[Section, ...] = (
             needs=("rates", "prepare"), argument="1b"),
     Section("speed_8b", "speed", "Llama-3.1-8B: the same", 130, alone=True, needs=("rates", "prepare"), argument="8b",
             gpu_only=True),
-    Section("start", "start", "first start with empty caches, second start with warm ones", 120, alone=True,
+    Section("start", "start", "first start with empty caches, second start with warm ones", 75, alone=True,
             needs=("prepare",)),
     Section("serve", "serve", "engine serve and engine bench over loopback", 45, alone=True, needs=("prepare",)),
 )  # fmt: skip
 
 ON_REQUEST: tuple[Section, ...] = (
+    Section("kernels_1b", "kernel_times", "Llama-3.2-1B: every kernel of a decode step, how often and how long", 40,
+            alone=True, needs=("prepare",), argument="1b", gpu_only=True),
+    Section("kernels_8b", "kernel_times", "Llama-3.1-8B: the same", 60, alone=True, needs=("prepare",), argument="8b",
+            gpu_only=True),
     Section("formats_speed", "formats_speed", "8B linears in each weight format against reading them, and bf16", 240,
             alone=True, needs=("rates",), gpu_only=True),
     Section("speed_8b_formats", "speed_formats", "Llama-3.1-8B: decode in fp8, int8 and int4, rounded while loading",

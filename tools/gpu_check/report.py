@@ -18,10 +18,7 @@ from gpu_check.section import Row, Section, show_value
 
 def failed(outcomes: Iterable[Outcome]) -> bool:
     """Whether a check failed or a section that matters did not finish."""
-    return any(
-        (outcome.status != "ok" and not outcome.section.is_optional) or any(row.failed for row in outcome.rows)
-        for outcome in outcomes
-    )
+    return any(outcome.failed for outcome in outcomes)
 
 
 def as_json(

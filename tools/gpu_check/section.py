@@ -32,6 +32,8 @@ class Section:
     """For modules that serve several sections."""
     is_optional: bool = False
     """It checks nothing itself: whether it finishes does not matter."""
+    is_gate: bool = False
+    """Where it fails, the sections after it are not started."""
     interpreted: bool = False
     """In a dry run its Triton kernels run in Triton's interpreter."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,21 @@ GROUP = "engine.plugins.v1"
 def is_installed() -> bool:
     """Whether some distribution offers the engine's own plugins."""
     return any(entry.name == "builtin" for entry in importlib.metadata.entry_points(group=GROUP))
+
+
+def missing_packages() -> list[str]:
+    """Distributions that the project requires and this Python lacks."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0] for line in project["dependencies"]]
+    return [name for name in names if not is_there(name)]
+
+
+def is_there(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def write_metadata(folder: Path) -> Path:
