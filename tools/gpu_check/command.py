@@ -75,7 +75,7 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     path = report.write(report.as_json(device_facts(options.dry_run), when, outcomes, left_out), folder)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-        for log in scratch.glob("*.log"):
+        for log in (*scratch.glob("*.log"), *scratch.glob("*.txt")):
             shutil.copy(log, options.logs)
     console.print(report.table(outcomes, left_out))
     is_failed = report.failed(outcomes)
