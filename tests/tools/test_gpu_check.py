@@ -359,6 +359,7 @@ PYTEST_OUTPUT = """
 tests/a.py::test_one PASSED                                              [ 25%]
 tests/a.py::test_two[x - y] {second}                                     [ 50%]
 tests/a.py::test_three SKIPPED (no reason)                               [ 75%]
+[gw0] [100%] PASSED tests/a.py::test_four
 """
 
 

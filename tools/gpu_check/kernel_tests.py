@@ -20,8 +20,13 @@ WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_models.py")
 """Files of these suites that run on a CPU."""
 SPARE_S = 10.0
 """Kept of the budget to count what was done when the time is over."""
-OPTIONS = ("-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-v", "--tb=short", "--color=no")
-OUTCOME = re.compile(r"\S+::\S.* (PASSED|FAILED|ERROR|SKIPPED)(?:\s|$)")
+AT_ONCE = 4
+"""Processes of each suite: compiling takes most of the time."""
+OPTIONS = (
+    "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-v", "-rN", "--tb=short", "--color=no",
+    "-n", str(AT_ONCE),
+)  # fmt: skip
+OUTCOME = re.compile(r"(?:^|\s)(PASSED|FAILED|ERROR|SKIPPED)(?:\s|$)")
 
 
 def run(context: Context) -> None:
@@ -46,7 +51,7 @@ def run(context: Context) -> None:
 def summed_up(suite: str, code: int | None, log: Path) -> Row:
     """What a suite came to; ``code``: pytest's, or ``None`` when it was stopped."""
     lines = log.read_text(errors="replace").splitlines()
-    outcomes = [match[1] for line in lines if (match := OUTCOME.match(line))]
+    outcomes = [match[1] for line in lines if "::" in line and (match := OUTCOME.search(line))]
     passed, bad = outcomes.count("PASSED"), outcomes.count("FAILED") + outcomes.count("ERROR")
     metric = f"pytest {suite}"
     if passed + bad == 0:
@@ -54,4 +59,9 @@ def summed_up(suite: str, code: int | None, log: Path) -> Row:
         return Row(metric, f"nothing ran: {why}"[:200], target="all pass", held=False, detail=lines[-30:])
     done = f"{passed} passed, {bad} failed" + ("" if code is not None else ", stopped when the time was over")
     held = False if bad or code not in (0, None) else None if code is None else True
-    return Row(metric, done, target="all pass", held=held, detail=[line for line in lines if " FAILED" in line][:40])
+    return Row(metric, done, target="all pass", held=held, detail=details(lines))
+
+
+def details(lines: list[str]) -> list[str]:
+    """Which tests failed, and what pytest says of why."""
+    return [line for line in lines if " FAILED " in line or line.startswith("E  ")][:80]

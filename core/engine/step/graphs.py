@@ -366,6 +366,9 @@ def cuda_capture() -> Capture:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
+        # A product keeps its stream's workspace, and anyone in this process may free it (``torch.compile`` does). Made
+        # anew inside the capture, it lives in the graphs' own pool, as long as they do.
+        torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             step()

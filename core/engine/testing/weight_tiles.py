@@ -40,6 +40,6 @@ def read_tiles(loader: TileLoader, rows: Tensor, out_features: int, in_features:
         loader.weight, loader.scale, loader.zero, loader.channel_scale, rows, out,
         IN_FEATURES=in_features, OUT_FEATURES=out_features, GROUP_SIZE=loader.group_size,
         LOAD_TILE=loader.load_tile, UNPACK_TILE=loader.unpack_tile, TILE_SCALE=loader.tile_scale,
-        BLOCK_N=BLOCK_N, BLOCK_K=block_k,
+        BLOCK_N=BLOCK_N, BLOCK_K=block_k, num_warps=1,
     )  # fmt: skip
     return out

@@ -102,7 +102,8 @@ def compile_skinny(
 ) -> KernelCost:  # fmt: skip
     """``size``: output and input features."""
     form = FORMATS[weights]
-    tile = skinny_tile(rows, *size, SMS[capability], form.bits) if rows <= 16 else grouped_tile(size[1])
+    is_normed = "norm_ptr" in arguments
+    tile = skinny_tile(rows, *size, SMS[capability], form.bits, is_normed) if rows <= 16 else grouped_tile(size[1])
     if kernel is experts.expert_mix:
         tile = mix_tile(constants["TOP_K"], size[1], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}

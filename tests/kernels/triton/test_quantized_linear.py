@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
 from engine.kernels.quantized import quantized_rows as rounded_by_torch
@@ -56,7 +57,7 @@ class TestInt8(TileLoaderConformance):
     weight_error = 0.5 / 127
 
     def make(self) -> Quantizer:
-        return Int8(Int8Config(), build_context())
+        return Int8(Int8Config(), build_context(device=DeviceFacts(DEVICE)))
 
 
 class TestInt4(TileLoaderConformance):
@@ -66,7 +67,7 @@ class TestInt4(TileLoaderConformance):
     weight_error = 0.37  # what a clipped range cuts off, or half a step
 
     def make(self) -> Quantizer:
-        return Int4(Int4Config(group_size=32), build_context())
+        return Int4(Int4Config(group_size=32), build_context(device=DeviceFacts(DEVICE)))
 
 
 class TestFP8(TileLoaderConformance):
@@ -76,7 +77,7 @@ class TestFP8(TileLoaderConformance):
     weight_error = 2.0**-4
 
     def make(self) -> Quantizer:
-        return FP8(FP8Config(), build_context())
+        return FP8(FP8Config(), build_context(device=DeviceFacts(DEVICE)))
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.triton.tiles import MAX_ROWS, skinny_tile
+from engine.kernels.triton.tiles import MAX_ROWS, mix_tile, skinny_tile
 
 H200 = 132
 PROJECTIONS = {
@@ -32,19 +32,21 @@ def test_few_rows_leave_at_most_four_multiprocessors_of_an_h200_without_a_progra
     assert tile.programs(out_features) >= H200 - 4
 
 
-@given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 200), st.sampled_from(BITS))
-def test_sizes_are_powers_of_two_that_tensor_cores_and_pairs_accept(out: int, inp: int, sms: int, bits: int) -> None:
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 200), st.sampled_from(BITS), st.booleans())
+def test_sizes_are_powers_of_two_that_tensor_cores_and_pairs_accept(
+    out: int, inp: int, sms: int, bits: int, is_normed: bool
+) -> None:
     for rows in (1, 2, 9, 16):
-        tile = skinny_tile(rows, out, inp, sms, bits)
+        tile = skinny_tile(rows, out, inp, sms, bits, is_normed)
         for size in (tile.block_m, tile.block_n, tile.block_k, tile.num_warps):
             assert size & (size - 1) == 0
         assert tile.block_m >= rows and tile.block_n % 2 == 0 and tile.block_k >= 32
         assert rows == 1 or (tile.block_n >= 16 and tile.block_m == 16)
 
 
-@given(st.integers(1, 200_000), st.integers(1, 30_000), st.sampled_from(BITS))
-def test_three_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int) -> None:
-    tiles = [skinny_tile(rows, out, inp, H200, bits) for rows in range(1, MAX_ROWS + 1)]
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.sampled_from(BITS), st.booleans())
+def test_three_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int, is_normed: bool) -> None:
+    tiles = [skinny_tile(rows, out, inp, H200, bits, is_normed) for rows in range(1, MAX_ROWS + 1)]
     assert len(set(tiles)) <= 3
     assert len(set(tiles[1:8])) == 1 and len(set(tiles[8:])) == 1
 
@@ -54,6 +56,15 @@ def test_a_tile_of_one_row_fits_in_registers(bits: int) -> None:
     for out_features, in_features in PROJECTIONS.values():
         tile = skinny_tile(1, out_features, in_features, H200, bits)
         assert tile.block_n * tile.block_k <= 32 * 32 * tile.num_warps
+
+
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 8))
+def test_every_thread_has_whole_words_of_four_bit_codes_to_unpack(out: int, inp: int, top_k: int) -> None:
+    """Of fewer than eight weights it would unpack what lies beside them."""
+    tiles = [skinny_tile(rows, out, inp, H200, 4) for rows in (1, 2, 16)]
+    assert all(tile.block_n * tile.block_k >= 8 * 32 * tile.num_warps for tile in tiles)
+    mixed = mix_tile(top_k, inp, 4)
+    assert mixed.block_m * mixed.block_n * mixed.block_k >= 8 * 32 * mixed.num_warps
 
 
 def test_a_short_input_is_one_tile() -> None:

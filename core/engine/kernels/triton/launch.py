@@ -155,7 +155,8 @@ class SkinnyLinear:
     def _tile(self, x: Tensor, rows: int | None = None) -> SkinnyTile:
         assert x.shape[1] == self.in_features and x.stride(1) == 1
         bits = self.loader.bits_per_weight(self.in_features, self.out_features)
-        return skinny_tile(rows or x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits)
+        shape = (self.out_features, self.in_features)
+        return skinny_tile(rows or x.shape[0], *shape, self.launch.num_sms, bits, self.norm is not None)
 
     def _grid(self, tile: SkinnyTile) -> tuple[int]:
         return (tile.programs(self.out_features),)
