@@ -65,6 +65,15 @@ def no_windows(values: Values, layers: int) -> tuple[None, ...]:
     return (None,) * layers
 
 
+def ignore_mtp(b: Builder, values: Values, layers: int, *published: int) -> None:
+    """Layers that predict further tokens lie behind the last one and are not read: as many as
+    ``num_nextn_predict_layers`` says, and those at numbers that transformers ignores, whatever it says
+    (``published``)."""
+    count = values.whole("num_nextn_predict_layers", "MAX_LAYERS", 0, least=0)
+    numbers = {*range(layers, layers + count), *(number for number in published if number >= layers)}
+    b.ignore(*(f"model.layers.{number}." for number in sorted(numbers)))
+
+
 def with_layer_types(values: Values) -> Values:
     """``values`` with ``layer_types``: where they are missing, each ``sliding_window_pattern``-th layer has no window,
     and the others have one."""

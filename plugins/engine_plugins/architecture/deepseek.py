@@ -16,7 +16,18 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, HeadLinear, LinearPart, RopeFacts, Route
-from engine_plugins.architecture.blocks import activation, expect_plain_layers, expert_groups, experts, gated_mlp, top_k
+from engine_plugins.architecture.blocks import (
+    activation,
+    expect_plain_layers,
+    expert_groups,
+    experts,
+    gated_mlp,
+    ignore_mtp,
+    top_k,
+)
+
+MTP = 61
+"""Where DeepSeek-V3 has the layer that predicts a further token."""
 
 DEFAULTS = {
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "kv_lora_rank": 512, "v_head_dim": 128, "n_shared_experts": 2,
@@ -45,6 +56,8 @@ class DeepseekArchitecture:
         act = activation(values.text("hidden_act", "silu"))
         dense = values.whole("first_k_dense_replace", "MAX_LAYERS", least=0)
         rope = replace(sizes.rope, rotary_dim=rope_dim, interleaved=values.flag("rope_interleave", True))
+        if is_v3:
+            ignore_mtp(b, values, sizes.num_layers, MTP)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
         for i in range(sizes.num_layers):

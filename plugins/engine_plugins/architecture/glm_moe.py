@@ -17,8 +17,12 @@ from engine_plugins.architecture.blocks import (
     expert_groups,
     experts,
     gated_mlp,
+    ignore_mtp,
     top_k,
 )
+
+MTP = (46, 92)
+"""Where GLM-4.5-Air and GLM-4.5 have the layer that predicts a further token."""
 
 
 class GlmMoeArchitecture:
@@ -32,6 +36,7 @@ class GlmMoeArchitecture:
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
         expect_full_attention(values)
         dense = values.whole("first_k_dense_replace", "MAX_LAYERS", 1, least=0)
+        ignore_mtp(b, values, sizes.num_layers, *MTP)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
         for i in range(sizes.num_layers):

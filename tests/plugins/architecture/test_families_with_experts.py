@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
-from safetensors.torch import save_file
-from tests.plugins.architecture.family import FULL, SLIDING, Family, written_once  # noqa: F401
-from tools.benchmarks.families import PROMPT, planned_logits
+from safetensors.torch import load_file, save_file
+from tests.plugins.architecture.family import FULL, SLIDING, Family, described, written_once  # noqa: F401
+from tools.benchmarks.families import PROMPT, difference, logits_of, planned_logits
 
 from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
@@ -120,3 +122,25 @@ class TestDeepSeek(Mixture):
             "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
         },
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("suite", "name", "layer"), [(TestDeepSeek, "deepseek_v3", 61), (TestGlmMoe, "glm4_moe", 46)])
+def test_layers_that_predict_further_tokens_are_not_read(
+    suite: type[Mixture], name: str, layer: int, tmp_path: Path
+) -> None:
+    """Where published checkpoints have them, as in transformers, and behind the last layer as ``config.json`` says."""
+    with suite().checkpoint(name) as (written, _, theirs):
+        tensors = load_file(Path(written.path) / "model.safetensors")
+        for number in (3, layer):
+            tensors |= {f"model.layers.{number}.{of}.weight": torch.full((4, 4), 1.0) for of in ("eh_proj", "enorm")}
+        save_file(tensors, tmp_path / "model.safetensors")
+        config = json.loads((Path(written.path) / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+        got = planned_logits(PROMPT, len(PROMPT), f"model.path={tmp_path}")
+        assert torch.equal(got, planned_logits(PROMPT, len(PROMPT), f"model.path={written.path}"))
+        assert difference(got, logits_of(theirs, PROMPT)) <= suite.tolerance
+
+
+def test_a_layer_is_the_models_own_where_the_model_has_so_many() -> None:
+    model = described(DeepseekArchitecture, DEEPSEEK_V3, num_hidden_layers=62, num_nextn_predict_layers=1)
+    assert model.ignored == ("model.layers.62.",)

@@ -98,6 +98,22 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(family: str) -> 
             check_shapes(stored(shapes | {name: found}), model, quantizer)
 
 
+@of_every_family
+def test_tensors_that_transformers_ignores_are_not_read(family: str) -> None:
+    """Layers that predict further tokens, of checkpoints as they are published, for example."""
+    suite, name = FAMILIES[family]
+    ignored = suite.reference(suite.config(name))._keys_to_ignore_on_load_unexpected
+    model = graph(family)
+    shapes = dict(tensors_of(model))
+    for pattern in ignored:
+        example = re.sub(r"\^|\\|\.\*", "", pattern) + ".of_it.weight"
+        example = model.embedding.name.removesuffix("embed_tokens") * example.startswith("layers.") + example
+        assert re.search(pattern, example), pattern
+        check_names(stored(shapes | {example: (3,)}), model, PlainQuantizer(), "m")
+    with pytest.raises(CheckpointError, match="does not use: model.layers.99.of_it.weight"):
+        check_names(stored(shapes | {"model.layers.99.of_it.weight": (3,)}), model, PlainQuantizer(), "m")
+
+
 # Configurations ------------------------------------------------------------------------------------------------------
 
 
