@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.kernels.loading import load_model
@@ -70,10 +71,16 @@ def test_derived_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
     load(tiny.write(tmp_path, tensors))
 
 
-def test_a_tied_head_is_the_embedding_even_if_stored_twice(tmp_path: Path) -> None:
-    tensors = tiny.weights() | {"lm_head.weight": torch.zeros(120, 64)}
+def test_a_head_that_is_stored_is_not_the_embedding_whatever_the_configuration_says(tmp_path: Path) -> None:
+    """As in transformers, which ties no weights that differ."""
+    tensors = tiny.weights()
     facts, model = load(tiny.write(tmp_path, tensors, tie_word_embeddings=True))
-    assert float(PagedLoop(facts, model).logits(TOKENS).abs().max()) > 0.1
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(theirs.lm_head.weight, tensors["lm_head.weight"]) and not facts.tie_embeddings
+    with torch.no_grad():
+        want = theirs(torch.tensor([TOKENS])).logits[0]
+    assert torch.allclose(PagedLoop(facts, model).logits(TOKENS), want, atol=1e-4)
+    assert model.weights_bytes == sum(tensor.numel() * 4 for tensor in tensors.values())
 
 
 def test_progress_rises_to_one_and_names_what_was_read(tmp_path: Path) -> None:

@@ -336,7 +336,8 @@ class Builder:
         return self._linear(x, (part,), shard)
 
     def lm_head(self, x: Value, name: str, vocab_size: int, *, tied: bool = False) -> Value:
-        """Logits. ``tied``: the weight is the embedding's."""
+        """Logits. ``tied``: the weight is the embedding's, unless the checkpoint stores one of the head's own."""
+        tied = tied and not self.has(f"{name}.")
         spec = LinearSpec((LinearPart(name, vocab_size),), x.size, shard="out", kind="head")
         return self._add(Linear(spec, tied), [x], vocab_size)
 

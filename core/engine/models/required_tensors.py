@@ -138,10 +138,6 @@ def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) ->
             of_experts = fused_names(node.op, quantizer)
             required |= of_experts[0]
             optional |= of_experts[1]
-    for node in graph.nodes:
-        if isinstance(node.op, Linear) and node.op.tied:
-            # Some checkpoints store the tied weight twice.
-            optional |= {f"{part.name}.weight" for part in node.op.spec.parts}
     for spec in (*linears(graph, names, quantizer), *head_projections(graph)):
         of_linear = linear_names(spec, quantizer)
         required |= of_linear[0]

@@ -64,7 +64,7 @@ class GemmaArchitecture:
         expect(values, {"use_bidirectional_attention": False})
         name, head = "model", "lm_head"
         if model.architecture == "Gemma3ForConditionalGeneration":
-            values, name, head = text_model(b, values)
+            name, head = text_model(b)
         sizes = read_sizes(values, tied=True, layer_type=FULL)
         stated = values.whole("max_position_embeddings", "MAX_POSITION")
         local = read_rope(values, sizes.head_dim, stated, SLIDING)

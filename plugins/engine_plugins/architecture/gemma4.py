@@ -56,7 +56,7 @@ class Gemma4Architecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, name, head = _values(model.raw), "model", "lm_head"
         if model.architecture == "Gemma4ForConditionalGeneration":
-            values, name, head = text_model(b, values)
+            name, head = text_model(b)
         sizes, types = read_sizes(values, tied=True, layer_type=FULL), values.texts("layer_types", "MAX_LAYERS")
         act = activation(values.text("hidden_activation", "gelu_pytorch_tanh"), "hidden_activation")
         windows, by_layer = windows_by_layer(values, sizes.num_layers), _sizes_by_layer(values, sizes, types)

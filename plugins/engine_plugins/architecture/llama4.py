@@ -52,7 +52,7 @@ class Llama4Architecture:
         values = Values({**DEFAULTS, **model.raw})
         name, head = "model", "lm_head"
         if model.architecture == "Llama4ForConditionalGeneration":
-            values, name, head = text_model(b, values)
+            name, head = text_model(b)
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
         expect_whole_rotation(sizes)
         if values.values.get("no_rope_layers") == []:  # as if it were missing

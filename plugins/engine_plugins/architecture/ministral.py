@@ -50,7 +50,7 @@ class MinistralArchitecture:
             kind = "mistral"
         if model.architecture == "Mistral3ForConditionalGeneration":
             kind = values.text("model_type", "mistral")
-            values, name, head = text_model(b, values)
+            name, head = text_model(b)
         if kind == "mistral":
             decoder(b, Values({**MISTRAL, **values.values}), "MistralForCausalLM", name, head)
         elif kind == "ministral3":

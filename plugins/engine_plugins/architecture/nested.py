@@ -25,14 +25,10 @@ def text_part(config: Mapping[str, Any], *, tied: bool | None = None) -> Mapping
     return {**text, "tie_word_embeddings": next((each for each in said if each is not None), None)}
 
 
-def text_model(b: Builder, values: Values, *, old: str = "language_model.model") -> tuple[Values, str, str]:
-    """``values``, and what names of the text model and of its head begin with, as the checkpoint has them. What sees
-    images is not read. A head that is stored is not the embedding, whatever ``values`` say: some say nothing.
-
-    ``old``: how names begin where they do not begin with ``model.language_model``.
-    """
+def text_model(b: Builder, *, old: str = "language_model.model") -> tuple[str, str]:
+    """What names of the text model and of its head begin with, as the checkpoint has them. What sees images is not
+    read. ``old``: how names begin where they do not begin with ``model.language_model``."""
     b.ignore(*BESIDE_TEXT, *(f"model.{part}" for part in BESIDE_TEXT))
     name = old if b.has(f"{old}.embed_tokens.") else "model.language_model"
     head = "language_model.lm_head" if b.has("language_model.lm_head.") else "lm_head"
-    own_head = {"tie_word_embeddings": False} if b.has(f"{head}.") else {}
-    return Values({**values.values, **own_head}), name, head
+    return name, head

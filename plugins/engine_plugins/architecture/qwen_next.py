@@ -51,7 +51,7 @@ class QwenNextArchitecture:
         defaults = NEXT if first else SPARSE if "Moe" in model.architecture else DENSE
         values, name, head = Values({**defaults, **model.raw}), "model", "lm_head"
         if model.architecture.endswith("ForConditionalGeneration"):
-            values, name, head = text_model(b, values)
+            name, head = text_model(b)
         b.ignore("mtp.", "model.visual.")
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
         b.positions(sizes.max_position)

@@ -44,5 +44,5 @@ class QwenVLArchitecture:
             rope = values.section(key)
             if rope.text("rope_type", rope.text("type", "default")) == "mrope":
                 values = Values({**values.values, key: {**rope.values, "rope_type": "default"}})
-        values, name, head = text_model(b, values, old="model")
+        name, head = text_model(b, old="model")
         decoder(b, values, "Qwen3ForCausalLM" if third else "Qwen2ForCausalLM", name, head)

@@ -62,11 +62,10 @@ class DraftModelDrafter:
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)
         weights = engine.open(self._model)
-        self._enter, head = weights.enter(graph), graph.lm_head
+        self._enter = weights.enter(graph)
         self._layers = weights.layers(graph)
         self._head = weights.head(graph)
-        twice = tuple(f"{part.name}.weight" for part in head.spec.parts) if head.tied else ()
-        weights.finish(ignored=("rotary_emb.inv_freq", *twice))
+        weights.finish(ignored=("rotary_emb.inv_freq",))
 
         self._sync, self._chain = engine.captured(self._run), engine.chain(self._next)
 
