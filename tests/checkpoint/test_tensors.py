@@ -101,11 +101,30 @@ def test_an_index_cannot_point_outside_its_directory(tmp_path: Path, name: str) 
         open_checkpoint(str(tmp_path))
 
 
+def test_tensors_are_read_from_where_they_are_whatever_an_index_says(tmp_path: Path) -> None:
+    """Of its files, each tensor found once; what it names and none of them has is told apart."""
+    save_file({"a": torch.ones(1), "b": torch.ones(2)}, tmp_path / "x.safetensors")
+    save_file({"c": torch.ones(3)}, tmp_path / "y.safetensors")
+    write_index(tmp_path, {"a": "y.safetensors", "b": "x.safetensors", "d": "x.safetensors"})
+    found = open_checkpoint(str(tmp_path))
+    assert [found.read(name).tolist() for name in "abc"] == [[1.0], [1.0] * 2, [1.0] * 3]
+    assert (found.names, found.lost) == (set("abc"), {"d"})
+    assert found.note == (
+        "model.safetensors.index.json is out of date: 2 tensors are not where it says (a, c), and 1 that it names are "
+        "in none of its files (d); each tensor is read from where it is"
+    )
+
+
+def test_one_file_is_read_where_there_is_an_index_too(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    write_index(tmp_path, {"a": "missing.safetensors"})
+    found = open_checkpoint(str(tmp_path))
+    assert found.read("a").tolist() == [1.0]
+    assert found.note.startswith("model.safetensors is read; model.safetensors.index.json beside it")
+
+
 def test_an_index_is_checked_against_its_files(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
-    write_index(tmp_path, {"a": "x.safetensors", "b": "x.safetensors"})
-    with pytest.raises(CheckpointError, match="not in the file the index names: b"):
-        open_checkpoint(str(tmp_path))
     write_index(tmp_path, {"a": "y.safetensors"})
     with pytest.raises(CheckpointError, match=r"'y\.safetensors' is missing"):
         open_checkpoint(str(tmp_path))

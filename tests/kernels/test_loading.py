@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
@@ -45,7 +48,7 @@ def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_pa
     model = load_model(
         model_facts(str(tmp_path)), graph, *plugins, "float32", "cpu", lambda fraction, _: seen.append(fraction)
     )
-    assert seen[-1] == 1.0 and model.unread == "1 tensors of the checkpoint (0.0 GB) are not read: visual.*"
+    assert seen[-1] == 1.0 and model.notes == ("1 tensors of the checkpoint (0.0 GB) are not read: visual.*",)
 
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
@@ -75,12 +78,56 @@ def test_a_head_that_is_stored_is_not_the_embedding_whatever_the_configuration_s
     """As in transformers, which ties no weights that differ."""
     tensors = tiny.weights()
     facts, model = load(tiny.write(tmp_path, tensors, tie_word_embeddings=True))
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(theirs.lm_head.weight, tensors["lm_head.weight"]) and not facts.tie_embeddings
-    with torch.no_grad():
-        want = theirs(torch.tensor([TOKENS])).logits[0]
-    assert torch.allclose(PagedLoop(facts, model).logits(TOKENS), want, atol=1e-4)
+    assert torch.allclose(PagedLoop(facts, model).logits(TOKENS), of_transformers(tmp_path), atol=1e-4)
     assert model.weights_bytes == sum(tensor.numel() * 4 for tensor in tensors.values())
+
+
+def sharded(folder: Path, tensors: dict[str, torch.Tensor], index: dict[str, str], **options: Any) -> Path:
+    """Linear layers in one file, all others in another."""
+    tiny.write(folder, tensors, **options)
+    for number in (0, 1):
+        mine = {name: tensor for name, tensor in tensors.items() if (tensor.dim() > 1) == number}
+        save_file(mine, folder / f"model-{number}.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def of_transformers(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = LlamaForCausalLM.from_pretrained(folder)(torch.tensor([TOKENS])).logits[0]
+    return logits
+
+
+def test_a_model_whose_index_is_out_of_date_is_that_of_transformers(tmp_path: Path) -> None:
+    """A tensor elsewhere than it says, one that it does not name, and one that is in no file and is not needed."""
+    tensors = tiny.weights()
+    index = {name: "model-0.safetensors" for name in tensors} | {"model.norm.weight": "model-1.safetensors"}
+    del index["model.layers.0.mlp.up_proj.weight"]
+    facts, model = load(sharded(tmp_path, tensors, index | {"model.layers.9.gone": "model-0.safetensors"}))
+    assert torch.allclose(PagedLoop(facts, model).logits(TOKENS), of_transformers(tmp_path), atol=1e-4)
+    assert model.notes[0].startswith("model.safetensors.index.json is out of date: ")
+
+
+def test_one_file_beside_an_index_is_the_model_as_in_transformers(tmp_path: Path) -> None:
+    tensors = tiny.weights(seed=1)
+    sharded(tmp_path, tensors, {name: f"model-{int(tensor.dim() > 1)}.safetensors" for name, tensor in tensors.items()})
+    sharded_logits = of_transformers(tmp_path)
+    save_file(tiny.weights(), tmp_path / "model.safetensors", {"format": "pt"})
+    facts, model = load(tmp_path)
+    logits = PagedLoop(facts, model).logits(TOKENS)
+    assert torch.allclose(logits, of_transformers(tmp_path), atol=1e-4)
+    assert not torch.allclose(logits, sharded_logits, atol=1.0)
+
+
+@pytest.mark.parametrize("lost", ["model.norm.weight", "lm_head.weight"])
+def test_a_tensor_that_only_the_index_has_is_missing(lost: str, tmp_path: Path) -> None:
+    """A head, too, that the embedding could stand in for."""
+    tensors = tiny.weights()
+    index = {name: f"model-{int(tensor.dim() > 1)}.safetensors" for name, tensor in tensors.items()}
+    del tensors[lost]
+    with pytest.raises(CheckpointError, match=f"missing from the checkpoint: {lost}$"):
+        load(sharded(tmp_path, tensors, index, tie_word_embeddings=True))
 
 
 def test_progress_rises_to_one_and_names_what_was_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Attention, LinearPart, RopeFacts
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import unread_names, unread_note
+from engine.models.required_tensors import checkpoint_notes, unread_names
 from engine.testing.context import build_context
 
 MODEL = build_context().model
@@ -99,8 +99,8 @@ def test_what_is_not_read_of_a_checkpoint_is_no_left_over(tmp_path: Path) -> Non
 
     graph = recorded(Recorded(record), MODEL)
     assert unread_names(graph, checkpoint.names) == {"seen.0", "seen.1"}
-    assert unread_note(graph, checkpoint) == "2 tensors of the checkpoint (0.0 GB) are not read: seen.*"
-    assert unread_note(recorded(Recorded(whole), MODEL), checkpoint) == ""
+    assert checkpoint_notes(graph, checkpoint) == ("2 tensors of the checkpoint (0.0 GB) are not read: seen.*",)
+    assert checkpoint_notes(recorded(Recorded(whole), MODEL), checkpoint) == ()
 
 
 def test_facts_follow_from_the_graph() -> None:

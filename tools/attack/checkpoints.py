@@ -137,7 +137,8 @@ def files() -> Iterator[Attack]:
             "a directory": lambda f, n=name: _directory(f, n),
             "a link to /dev/zero": lambda f, n=name: f.link(n, "/dev/zero"),
         }.items():
-            yield Attack(f"{name}: {what}", make)
+            # An index is read where the weights are not in one file.
+            yield Attack(f"{name}: {what}", _without_weights(make) if name == INDEX else make)
     for name in (CONFIG, GENERATION, MODELOPT, TOKENIZER_CONFIG):
         yield Attack(f"{name}: a key twice", lambda f, n=name: f.put(n, b'{"a": 1, "a": 2}'))
         yield Attack(f"{name}: 3 million lists", lambda f, n=name: f.put(n, b'{"a": [' + b"[]," * 3_000_000 + b"[]]}"))
@@ -269,11 +270,12 @@ def index() -> Iterator[Attack]:
         "a file with a zero byte": {"a": "x\0.safetensors"},
         "a file name of 1 MB": {"a": "x" * 2**20 + ".safetensors"},
         "a missing file": {"a": "missing.safetensors"},
-        "a tensor that is not in its file": {"x" * 2**20: WEIGHTS},
         "20,000 missing files": {f"t{i}": f"{i}.safetensors" for i in range(20_000)},
-        "a million tensors": lambda: {f"t{i}": WEIGHTS for i in range(10**6)},
+        "a million tensors": lambda: {f"t{i}": "1.safetensors" for i in range(10**6)},
     }.items():
         yield Attack(f"index: {what}", lambda f, m=weight_map: _put_index(f, m() if callable(m) else m))
+    nowhere = {"x" * 2**20: "1.safetensors"}
+    yield Attack("index: a tensor of a name of 1 megabyte that is in no file", lambda f: _put_index(f, nowhere), code=0)
     for what, second in {
         "links out of the folder": lambda f: _outside(f, "2.safetensors"),
         "is a FIFO": lambda f: _fifo(f, "2.safetensors"),
@@ -364,7 +366,12 @@ def _tensors(header: Any, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
+def _without_weights(make: Callable[[Folder], object]) -> Callable[[Folder], object]:
+    return lambda folder: (folder.remove(WEIGHTS), make(folder))
+
+
 def _put_index(folder: Folder, weight_map: Any) -> None:
+    os.rename(folder.path / WEIGHTS, folder.path / "1.safetensors")
     folder.put(INDEX, json.dumps({"weight_map": weight_map}))
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,18 @@ class TensorHeader(NamedTuple):
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What a model directory has."""
+
+    tensors: Mapping[str, TensorHeader]
+    """By name."""
+    lost: frozenset[str] = frozenset()
+    """Tensors that an index names and that are in none of its files."""
+    note: str = ""
+    """Where the files that are read are not what an index says."""
+
+
 class _Entry(msgspec.Struct, gc=False):
     """A tensor in a header. What has none of these is metadata, or a mistake."""
 
@@ -77,17 +90,20 @@ def has_weights(folder: Path) -> bool:
     return any(os.path.lexists(folder / name) for name in (INDEX_NAME, SINGLE_NAME)) or bool(_pickled(folder))
 
 
-def read_headers(path: str) -> dict[str, TensorHeader]:
-    """Every tensor of a model directory by name, from headers alone.
+def read_headers(path: str) -> Headers:
+    """Every tensor of a model directory, from headers alone. Like transformers this takes one file before an index, and
+    of an index the names of files: a tensor is where it is, whatever the index says.
 
     Raises :class:`CheckpointError` naming what is wrong: no safetensors, a damaged header, an index that points
-    outside the directory, tensors that are missing or stored twice.
+    outside the directory or to files that are missing, tensors that are stored twice.
     """
     folder = Path(path)
-    if os.path.lexists(folder / INDEX_NAME):
-        return _read_sharded(folder)
+    has_index = os.path.lexists(folder / INDEX_NAME)
     if os.path.lexists(folder / SINGLE_NAME):
-        return read_header(folder / SINGLE_NAME)
+        note = f"{SINGLE_NAME} is read; {INDEX_NAME} beside it, and the files that it names, are not" if has_index else ""
+        return Headers(read_header(folder / SINGLE_NAME), note=note)
+    if has_index:
+        return _read_sharded(folder)
     pickled = _pickled(folder)
     if pickled:
         raise CheckpointError(
@@ -102,7 +118,7 @@ def _pickled(folder: Path) -> list[str]:
     return sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
 
 
-def _read_sharded(folder: Path) -> dict[str, TensorHeader]:
+def _read_sharded(folder: Path) -> Headers:
     index = folder / INDEX_NAME
     weight_map = _weight_map(index)
     file_names = sorted(set(weight_map.values()))
@@ -119,10 +135,12 @@ def _read_sharded(folder: Path) -> dict[str, TensorHeader]:
             raise CheckpointError(f"{index}: more than {MAX_TENSORS} tensors in its files (MAX_TENSORS)")
     if duplicates:
         raise CheckpointError(f"{index}: stored in more than one file: {name_list(duplicates)}")
-    missing = [n for n, f in weight_map.items() if n not in entries or entries[n].file.name != f]
-    if missing:
-        raise CheckpointError(f"{index}: not in the file the index names: {name_list(missing)}")
-    return entries
+    lost = weight_map.keys() - entries.keys()
+    elsewhere = {name for name in entries if weight_map.get(name) != entries[name].file.name}
+    found = [f"{len(elsewhere)} tensors are not where it says ({name_list(elsewhere, 3)})"] if elsewhere else []
+    found += [f"{len(lost)} that it names are in none of its files ({name_list(lost, 3)})"] if lost else []
+    note = f"{index.name} is out of date: {', and '.join(found)}; each tensor is read from where it is" if found else ""
+    return Headers(entries, frozenset(lost), note)
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:

@@ -50,10 +50,13 @@ class TensorEntry:
 
 
 class Checkpoint:
-    """The tensors of a model directory by name. Opening it reads headers only."""
+    """The tensors of a model directory by name. Opening it reads headers only. ``lost``, ``note``: as
+    :class:`~engine.checkpoint.headers.Headers` has them."""
 
-    def __init__(self, entries: dict[str, TensorEntry]) -> None:
+    def __init__(self, entries: dict[str, TensorEntry], lost: frozenset[str] = frozenset(), note: str = "") -> None:
         self._entries = entries
+        self.lost = lost
+        self.note = note
 
     @property
     def names(self) -> frozenset[str]:
@@ -121,7 +124,8 @@ def _stretches(entry: TensorEntry, taken: Sequence[Ranges]) -> Iterator[tuple[in
 
 def open_checkpoint(path: str) -> Checkpoint:
     """Read and check every header of a model directory. Raises :class:`CheckpointError` naming what is wrong."""
-    return Checkpoint({name: _entry(header) for name, header in headers.read_headers(path).items()})
+    found = headers.read_headers(path)
+    return Checkpoint({name: _entry(header) for name, header in found.tensors.items()}, found.lost, found.note)
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

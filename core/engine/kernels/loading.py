@@ -47,6 +47,7 @@ from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, 
 from engine.models.required_tensors import (
     check_checkpoint,
     check_shape,
+    checkpoint_notes,
     expert_linears,
     head_projection,
     kv_scale_names,
@@ -54,7 +55,6 @@ from engine.models.required_tensors import (
     projection,
     router_tensors,
     unread_bytes,
-    unread_note,
 )
 from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, plain_shape, stored_of
@@ -177,7 +177,7 @@ class Loader:
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             waits=self.labels.waits,
             kv_scales=tuple(self._kv_scales),
-            unread=unread_note(graph, self._checkpoint),
+            notes=checkpoint_notes(graph, self._checkpoint),
             expert_counts=self._expert_counts,
         )
 

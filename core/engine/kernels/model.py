@@ -224,8 +224,8 @@ class LoweredModel:
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By cache, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
-    unread: str = ""
-    """What of the checkpoint the model does not read, for the plan."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how the checkpoint was read."""
     expert_counts: Mapping[int, Tensor] = field(default_factory=dict)
     """Where experts are counted: by layer, int64 ``[num_experts]`` on the device, how many pairs of a token and an
     expert went to each."""

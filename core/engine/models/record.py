@@ -53,8 +53,12 @@ def facts(architecture: Architecture, model: ModelConfig) -> ModelFacts:
 
 
 def _stored(path: str) -> frozenset[str]:
-    """Names of a checkpoint's tensors; none where there is no checkpoint yet."""
-    return frozenset(read_headers(path) if has_weights(Path(path)) else ())
+    """Names of a checkpoint's tensors, those that are lost included: a model must not be described as one that never
+    had them. None where there is no checkpoint yet."""
+    if not has_weights(Path(path)):
+        return frozenset()
+    found = read_headers(path)
+    return found.lost.union(found.tensors)
 
 
 def _not_whole(graph: Graph) -> Iterator[str]:

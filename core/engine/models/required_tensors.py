@@ -70,7 +70,7 @@ def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path
     """Every tensor that the graph needs is there, and none is left over: a leftover is a weight we would silently
     drop."""
     required, optional = expected_names(graph, quantizer, checkpoint.names)
-    missing = required - checkpoint.names
+    missing = (required | optional & checkpoint.lost) - checkpoint.names
     if missing:
         raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
     known = required | optional | unread_names(graph, checkpoint.names)
@@ -119,8 +119,13 @@ def unread_bytes(graph: Graph, checkpoint: Checkpoint) -> int:
     return sum(checkpoint.entry(name).num_bytes for name in unread_names(graph, checkpoint.names))
 
 
-def unread_note(graph: Graph, checkpoint: Checkpoint) -> str:
-    """What is not read, for the plan; empty if everything is."""
+def checkpoint_notes(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the user should know of how a checkpoint is read."""
+    return tuple(note for note in (checkpoint.note, _unread_note(graph, checkpoint)) if note)
+
+
+def _unread_note(graph: Graph, checkpoint: Checkpoint) -> str:
+    """What is not read; empty if everything is."""
     unread = unread_names(graph, checkpoint.names)
     if not unread:
         return ""

@@ -37,7 +37,7 @@ def check_headers(plan: EnginePlan) -> None:
     """Read the headers of the model's weights, if these are there. Raises :class:`AssemblyError`."""
     try:
         if has_weights(Path(plan.model.path)):
-            _check_vocabulary(read_headers(plan.model.path), plan.model.vocab_size)
+            _check_vocabulary(read_headers(plan.model.path).tensors, plan.model.vocab_size)
     except CheckpointError as error:
         where = "" if plan.model.path in str(error) else f"model.path={plan.model.path}: "
         raise AssemblyError([f"{where}{error}"]) from error

@@ -235,7 +235,7 @@ class Rank:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""
-        return (*self.pool.notes, *((self.model.unread,) if self.model.unread else ()), *_program_notes(self))
+        return (*self.pool.notes, *self.model.notes, *_program_notes(self))
 
 
 def _program_notes(rank: Rank) -> tuple[str, ...]:
