@@ -1,17 +1,27 @@
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from engine import __version__
+from engine.assembly.assemble import assemble
+from engine.assembly.errors import AssemblyError
+from engine.assembly.model_config import bundled_dir
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.files import CheckpointError
 from engine.cli.commands import CORE
 from engine.cli.complete import candidates
 from engine.cli.main import main
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
+from engine.http.server import serve
+from engine.startup.build import build_engine
 
 BLOCKED = """
 import sys
@@ -54,11 +64,56 @@ def test_nothing_before_serving_needs_torch(words):
     assert done.stdout
 
 
-def test_check_needs_no_torch_and_no_weights(model):
-    done = engine("check", "--model", model, "+preset=latency", "--json", "device=cpu")
-    assert (done.returncode, done.stderr) == (0, "")
-    plan = EnginePlan.from_json(done.stdout.encode())
-    assert plan.choice("drafter").name == "ngram" and plan.model.path == model
+def test_a_plan_needs_no_weights(model):
+    assert assemble(["+preset=latency", f"model.path={model}", "device=cpu"]).choice("drafter").name == "ngram"
+
+
+def test_check_prints_the_plan_as_json(capsys):
+    assert main(["check", "drafter=ngram", "--json", "device=cpu"]) == 0
+    out, err = capsys.readouterr()
+    plan = EnginePlan.from_json(out.encode())
+    assert plan.choice("drafter").name == "ngram" and plan.model.path == str(bundled_dir()) and not err
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """The bundled model, in files that may be changed."""
+    folder = tmp_path / "whole"
+    return Path(shutil.copytree(bundled_dir(), folder, ignore=shutil.ignore_patterns("drafters")))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_check_refuses_files_that_are_missing_as_serve_does(missing, whole, capsys):
+    (whole / missing).unlink()
+    with pytest.raises(AssemblyError) as raised:
+        serve(assemble([f"model.path={whole}", "device=cpu"]))
+    assert main(["check", "--model", str(whole), "device=cpu"]) == 2
+    assert capsys.readouterr().err == f"engine: {raised.value}\n" and missing in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("model.layers.0.mlp.gate_proj.bias", (8,), "tensors this architecture does not use"),
+        ("model.norm.weight", (7,), "has shape [7], the model expects"),
+        ("model.norm.weight", None, "tensors missing from the checkpoint"),
+    ],
+)
+def test_check_refuses_tensors_as_the_engine_does(name, shape, said, whole, capsys):
+    tensors = load_file(whole / "model.safetensors")
+    tensors.pop(name, None)
+    changed = tensors if shape is None else tensors | {name: torch.zeros(shape)}
+    save_file(changed, whole / "model.safetensors")
+    with pytest.raises(CheckpointError) as raised:
+        build_engine(assemble([f"model.path={whole}", "device=cpu"]))
+    assert main(["check", "--model", str(whole), "device=cpu"]) == 2
+    assert capsys.readouterr().err == f"engine: {raised.value}\n" and said in str(raised.value)
+
+
+def test_check_says_what_is_not_read_as_it_seems(whole, capsys):
+    (whole / "model.safetensors.index.json").write_text("{}")
+    assert main(["check", "--model", str(whole), "device=cpu"]) == 0
+    assert capsys.readouterr().err.startswith("note: model.safetensors is read; model.safetensors.index.json beside it")
 
 
 def test_a_mistake_is_one_message_and_exit_code_2_without_a_traceback():
@@ -144,8 +199,8 @@ def test_plugins_lists_each_with_slot_origin_and_selection(capsys):
     assert all(row["doc"] and row["origin"] for row in listed)
 
 
-def test_check_prints_the_table(model, capsys):
-    assert main(["check", "--model", model, "device=cpu"]) == 0
+def test_check_prints_the_table(capsys):
+    assert main(["check", "device=cpu"]) == 0
     text = capsys.readouterr().out
     assert all(slot in text for slot in SLOTS)
 

@@ -115,14 +115,15 @@ def works() -> Iterator[Attack]:
     yield Attack("works: the model itself", lambda folder: None, code=0)
     yield Attack("works: a snapshot of the Hugging Face cache", _snapshot, code=0)
     yield Attack("works: two files and an index", _sharded, code=0)
-    yield Attack("works: no weights and no tokenizer yet", lambda f: (f.remove(WEIGHTS), f.remove(TOKENIZER)), code=0)
     templates = {"chat_template": [1, {"name": "default", "template": "x"}]}
     yield Attack("works: a template among numbers", lambda f: f.merge(TOKENIZER_CONFIG, templates), code=0)
     yield Attack("works: a link within the folder", lambda f: _move(f, WEIGHTS, "weights/w.safetensors"), code=0)
 
 
 def files() -> Iterator[Attack]:
-    """Every file as everything that is no JSON object."""
+    """Files that are missing, and every file as everything that is no JSON object."""
+    for name in (CONFIG, TOKENIZER, WEIGHTS):
+        yield Attack(f"{name}: missing", lambda f, n=name: f.remove(n))
     for name in (CONFIG, GENERATION, MODELOPT, TOKENIZER_CONFIG, TOKENIZER, INDEX):
         for what, make in {
             "empty": lambda f, n=name: f.put(n, b""),

@@ -29,7 +29,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     plan = plan_for(configured)
     from engine.service.trial import check_files, try_plan
 
-    check_files(plan)
+    notes = check_files(plan)
     if flags.json:
         print(plan.to_json().decode())
     else:
@@ -40,9 +40,11 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
             from engine.service.trial import describe_placement
 
             print(describe_placement(plan))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if flags.build:
         print(try_plan(plan), file=sys.stderr)
     return OK
 
 
-COMMAND = Command("Resolve a configuration against model and device, from metadata alone.", _run, _flags)
+COMMAND = Command("Resolve a configuration against model and device, without reading a weight.", _run, _flags)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.border.calls import broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
-from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry
 from engine.checkpoint.tensors import Cut as StoredCut
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
@@ -45,8 +45,8 @@ from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
 from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
-    check_checkpoint,
     check_shape,
+    checked_checkpoint,
     checkpoint_notes,
     expert_linears,
     head_projection,
@@ -101,8 +101,7 @@ def load_model(
     )
     if lowering.on_cpu:
         keep_freed_memory()
-    checkpoint = open_checkpoint(model.path)
-    check_checkpoint(checkpoint, graph, quantizer, model.path)
+    checkpoint = checked_checkpoint(graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
         return loader.load(own, max_len or graph.max_position)

@@ -41,12 +41,16 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints have although they follow from the configuration."""
 
 
-def check_checkpoint(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
-    """Raise :class:`CheckpointError` for a checkpoint that is not the model's, as far as headers tell: before any
-    tensor is read."""
+def checked_checkpoint(graph: Graph, quantizer: Quantizer, path: str) -> Checkpoint:
+    """The checkpoint at ``path``. Raises :class:`CheckpointError` for one that is damaged or not the model's, as far as
+    headers tell: before any tensor is read."""
+    from engine.checkpoint.tensors import open_checkpoint  # imports torch
+
+    checkpoint = open_checkpoint(path)
     check_readable(checkpoint, graph, quantizer, path)
     check_names(checkpoint, graph, quantizer, path)
     check_shapes(checkpoint, graph, quantizer)
+    return checkpoint
 
 
 def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from engine.assembly.bind import bind_api
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
-from engine.checkpoint.headers import TensorHeader, has_weights, read_headers
+from engine.checkpoint.headers import TensorHeader, read_headers
 from engine.service.tokenizer import Tokenizer, TokenizerError
+from engine.startup.headers import check_tensors
 from engine.startup.memory.report import describe_ranks, size
 
 
-def check_files(plan: EnginePlan) -> None:
-    """Read the headers of the model's weights, and its tokenizer, as far as they are there.
+def check_files(plan: EnginePlan) -> tuple[str, ...]:
+    """Read the headers of the model's weights, and its tokenizer, as the API process and the engine do. Imports torch,
+    as quantizers do. Returns what the user should know of how the weights are read.
 
     Raises :class:`AssemblyError` with what is wrong with them.
     """
     check_headers(plan)
-    if os.path.lexists(Path(plan.model.path) / "tokenizer.json"):
-        load_tokenizer(plan).close()
+    load_tokenizer(plan).close()
+    return check_tensors(plan)
 
 
 def load_tokenizer(plan: EnginePlan) -> Tokenizer:
@@ -34,10 +34,9 @@ def load_tokenizer(plan: EnginePlan) -> Tokenizer:
 
 
 def check_headers(plan: EnginePlan) -> None:
-    """Read the headers of the model's weights, if these are there. Raises :class:`AssemblyError`."""
+    """Read the headers of the model's weights. Raises :class:`AssemblyError`."""
     try:
-        if has_weights(Path(plan.model.path)):
-            _check_vocabulary(read_headers(plan.model.path).tensors, plan.model.vocab_size)
+        _check_vocabulary(read_headers(plan.model.path).tensors, plan.model.vocab_size)
     except CheckpointError as error:
         where = "" if plan.model.path in str(error) else f"model.path={plan.model.path}: "
         raise AssemblyError([f"{where}{error}"]) from error

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.checkpoint.tensors import CheckpointError, open_checkpoint
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.models.placement import RankGraph
 from engine.models.record import recorded
-from engine.models.required_tensors import check_checkpoint
+from engine.models.required_tensors import checked_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
@@ -58,8 +58,7 @@ def plan_memory(
     Raises :class:`DoesNotFit` with what is missing and what to set, and
     :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint that headers show not to be the model's.
     """
-    checkpoint = open_checkpoint(plan.model.path)
-    check_checkpoint(checkpoint, recorded(bound.architecture, plan.model), bound.quantizer, plan.model.path)
+    checkpoint = checked_checkpoint(recorded(bound.architecture, plan.model), bound.quantizer, plan.model.path)
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
     weights = weight_sizes(plan, bound, checkpoint, None if own is None else own.graph)
     estimate = estimate_memory(plan, weights, bound, own)

@@ -1,0 +1,25 @@
+"""What headers tell of a model's weights, for commands that load none."""
+
+from __future__ import annotations
+
+from engine.assembly.bind import build_context, build_slots
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan
+from engine.checkpoint.files import CheckpointError
+from engine.models.record import recorded
+from engine.models.required_tensors import checked_checkpoint, checkpoint_notes
+
+
+def check_tensors(plan: EnginePlan) -> tuple[str, ...]:
+    """Look at the weights as an engine does before it reads any. Returns what the user should know of how they are
+    read. Builds the plugins that say which tensors there must be, and imports torch as these do.
+
+    Raises :class:`AssemblyError` for weights that the engine refuses.
+    """
+    parts = build_slots(plan, ("architecture", "quantizer"), build_context(plan))
+    (architecture,), (quantizer,) = parts["architecture"], parts["quantizer"]
+    try:
+        graph = recorded(architecture, plan.model)
+        return checkpoint_notes(graph, checked_checkpoint(graph, quantizer, plan.model.path))
+    except CheckpointError as error:
+        raise AssemblyError([str(error)]) from error
