@@ -75,7 +75,7 @@ def test_old_and_new_spellings_of_rope_mean_the_same(spelling: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("params", "reach"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, 1024),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"rope_type": "yarn", "factor": 4.0}, 2048),
         ({"rope_type": "llama3", **STRETCHED, "original_max_position_embeddings": 128}, 512),

@@ -46,8 +46,7 @@ VARIANTS: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
     "llama_biases": (LLAMA, {"attention_bias": True, "mlp_bias": True}),
     "llama3_rope": (LLAMA, rope("llama3", **LLAMA3)),
     "linear_rope": (LLAMA, rope("linear", factor=4.0)),
-    "dynamic_rope": (LLAMA, rope("dynamic", factor=2.0)),
-    "dynamic_rope_beyond": (LLAMA, {"max_position_embeddings": 44} | rope("dynamic", factor=4.0)),
+    "dynamic_rope": (LLAMA, {"max_position_embeddings": PROMPT + OUTPUT} | rope("dynamic", factor=2.0)),
     "yarn_rope": (LLAMA, rope("yarn", factor=4.0, original_max_position_embeddings=32)),
     "yarn_rope_mscale": (
         LLAMA,

@@ -138,8 +138,9 @@ def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
     problems = []
     wanted = settings.model.max_len
     if wanted is not None and wanted > model.max_position:
+        why = f" ({model.why_no_longer})" if model.why_no_longer else ""
         problems.append(
-            f"model.max_len={wanted}: {model.name} has {model.max_position} positions; "
+            f"model.max_len={wanted}: {model.name} has {model.max_position} positions{why}; "
             f"use model.max_len={model.max_position} or less"
         )
     return problems

@@ -89,12 +89,13 @@ def _check_rope(kind: str, scaling: Values, rotary_dim: int) -> None:
 
 
 def read_reach(stated: int, rope: RopeFacts) -> int:
-    """Positions the rotation reaches. Scaled kinds state the length before scaling, except llama3 and longrope.
+    """Positions the rotation reaches. Scaled kinds state the length before scaling, except llama3 and longrope. Beyond
+    that length ``dynamic`` rotates keys by the length of the whole text: they could not be cached.
 
     Raises :class:`CheckpointError` for more than can be.
     """
     reach = stated
-    if rope.kind in ("linear", "dynamic"):
+    if rope.kind == "linear":
         reach = int(stated * float(rope.params["factor"]))
     if rope.kind == "yarn":
         reach = max(stated, int(rope.params[_ORIGINAL] * float(rope.params["factor"])))

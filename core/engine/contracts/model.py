@@ -42,6 +42,8 @@ class ModelFacts(ModelConfig):
     tie_embeddings: bool
     attentions: tuple[Attention, ...]
     """Those that differ, in order of appearance."""
+    why_no_longer: str = ""
+    """Why a sequence may have no more tokens than ``max_position``, where the checkpoint promises more."""
 
     @property
     def num_heads(self) -> int:

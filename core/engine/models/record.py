@@ -17,6 +17,7 @@ from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.ops import Attention, DeltaRule, Embed, Experts, KVWrite, Linear, PositionScale, Rope, ShortConv
+from engine.models.rotations import why_no_longer
 
 OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale, ShortConv, DeltaRule)
 """Ops that need to know where tokens are: known in layers alone."""
@@ -48,6 +49,7 @@ def facts(architecture: Architecture, model: ModelConfig) -> ModelFacts:
         vocab_size=graph.lm_head.spec.out_features,
         max_position=graph.max_position,
         tie_embeddings=graph.lm_head.tied,
+        why_no_longer=why_no_longer(graph),
         attentions=tuple(dict.fromkeys(node.op for node in graph.nodes if isinstance(node.op, Attention))),
     )
 

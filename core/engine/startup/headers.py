@@ -8,11 +8,12 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
 from engine.models.record import recorded
 from engine.models.required_tensors import checked_checkpoint, checkpoint_notes
+from engine.models.rotations import rotation_notes
 
 
 def check_tensors(plan: EnginePlan) -> tuple[str, ...]:
     """Look at the weights as an engine does before it reads any. Returns what the user should know of how they are
-    read. Builds the plugins that say which tensors there must be, and imports torch as these do.
+    used. Builds the plugins that say which tensors there must be, and imports torch as these do.
 
     Raises :class:`AssemblyError` for weights that the engine refuses.
     """
@@ -20,6 +21,7 @@ def check_tensors(plan: EnginePlan) -> tuple[str, ...]:
     (architecture,), (quantizer,) = parts["architecture"], parts["quantizer"]
     try:
         graph = recorded(architecture, plan.model)
-        return checkpoint_notes(graph, checked_checkpoint(graph, quantizer, plan.model.path))
+        checkpoint = checked_checkpoint(graph, quantizer, plan.model.path)
     except CheckpointError as error:
         raise AssemblyError([str(error)]) from error
+    return (*checkpoint_notes(graph, checkpoint), *rotation_notes(graph, plan.max_len))

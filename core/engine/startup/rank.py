@@ -33,6 +33,7 @@ from engine.kv.groups import CacheGroups, cache_groups, of_rank
 from engine.loop.messages import Phase, Progress
 from engine.models.placement import RankGraph
 from engine.models.record import recorded
+from engine.models.rotations import rotation_notes
 from engine.startup.checks import check_attention, check_drafter, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
@@ -235,7 +236,8 @@ class Rank:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""
-        return (*self.pool.notes, *self.model.notes, *_program_notes(self))
+        of_rotations = rotation_notes(self.whole, self.plan.max_len)
+        return (*self.pool.notes, *self.model.notes, *of_rotations, *_program_notes(self))
 
 
 def _program_notes(rank: Rank) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ class Rotary:
     """Cosines and sines for token positions.
 
     Two kinds depend on the length of the sequence elsewhere. Here nothing does, so that a token's key never depends on
-    how a prompt was cut into chunks, on its neighbours in the batch, or on what follows. With ``dynamic`` a token's own
-    position decides (its sequence is at least that long when it is computed), as in decoding token by token.
+    how a prompt was cut into chunks, on its neighbours in the batch, or on what follows. ``dynamic`` does so beyond the
+    length that config.json states, and no sequence is longer (:func:`engine.checkpoint.rope.read_reach`).
     ``longrope`` has factors for sequences up to the trained length and others for longer ones, and keys of one kind
     mean nothing to queries of the other: ``max_len``, the most tokens of a sequence that is served, decides for all.
     """
@@ -29,21 +29,14 @@ class Rotary:
     def __init__(self, facts: RopeFacts, head_dim: int, max_len: int, device: str) -> None:
         self.dim = facts.rotary_dim or head_dim
         stated = int(facts.params.get("max_position_embeddings") or max_len)
-        self._trained = int(facts.params.get("original_max_position_embeddings") or stated)
-        self._kind = facts.kind
-        self._theta = facts.theta
-        self._factor = float(facts.params.get("factor") or stated / self._trained)
-        is_long = max_len > self._trained
-        frequencies, self._amplitude = _frequencies(facts, self.dim, self._trained, self._factor, is_long)
-        self._plain = frequencies.float().to(device)
-        self._exponents = _exponents(self.dim).to(device)
-        if facts.kind == "dynamic":
-            # Growth starts at the length config.json states, whatever an "original" length beside it says.
-            self._trained = int(facts.params.get("max_position_embeddings") or self._trained)
+        trained = int(facts.params.get("original_max_position_embeddings") or stated)
+        factor = float(facts.params.get("factor") or stated / trained)
+        frequencies, self._amplitude = _frequencies(facts, self.dim, trained, factor, max_len > trained)
+        self._frequencies = frequencies.float().to(device)
 
     def angles(self, positions: Tensor) -> Tensor:
         """Float32 ``[num_tokens, rotary_dim / 2]`` for int64 ``positions [num_tokens]``."""
-        return positions[:, None].float() * self._inverse_frequencies(positions)
+        return positions[:, None].float() * self._frequencies
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """``cos``, ``sin``: ``[num_tokens, 1, rotary_dim / 2]``, scaled by the attention factor of the kind."""
@@ -52,14 +45,6 @@ class Rotary:
         if self._amplitude != 1.0:
             cos, sin = cos * self._amplitude, sin * self._amplitude
         return cos.to(dtype), sin.to(dtype)
-
-    def _inverse_frequencies(self, positions: Tensor) -> Tensor:
-        if self._kind != "dynamic":
-            return self._plain
-        length = (positions + 1).clamp_min(self._trained).double()
-        stretch = self._factor * length / self._trained - (self._factor - 1.0)
-        base = self._theta * stretch ** (self.dim / (self.dim - 2))
-        return (base[:, None] ** -self._exponents).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -91,12 +76,8 @@ def rotate_paired(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def _exponents(dim: int) -> Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float64) / dim
-
-
 def _base_frequencies(theta: float, dim: int) -> Tensor:
-    return theta ** -_exponents(dim)
+    return theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
 def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float, is_long: bool) -> tuple[Tensor, float]:
