@@ -115,6 +115,17 @@ def test_tensors_are_read_from_where_they_are_whatever_an_index_says(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float64])
+def test_numbers_that_are_none_are_named_with_tensor_and_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    fine, broken = torch.ones(3, 2).to(dtype), torch.tensor([1.0, float("nan"), 2.0]).to(dtype)
+    save_file({"a": fine, "b": broken, "c": torch.ones(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+    tensors.check_finite(checkpoint, ["a", "c"])
+    said = r"model\.safetensors: tensor 'b' holds NaN or infinity \(1 of 3 numbers\)"
+    with pytest.raises(CheckpointError, match=said):
+        tensors.check_finite(checkpoint, "abc")
+
+
 def test_one_file_is_read_where_there_is_an_index_too(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     write_index(tmp_path, {"a": "missing.safetensors"})

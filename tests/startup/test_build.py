@@ -9,6 +9,7 @@ import pytest
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.checkpoint.files import CheckpointError
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import KVSpec
 from engine.startup.build import build_engine
@@ -73,3 +74,23 @@ def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_
                 continue
             with pytest.raises(DoesNotFit, match=r"drafter=draft_model: drafter.path=\S+: 2 query heads .* expected 4"):
                 build_engine(plan)
+
+
+@pytest.mark.parametrize("quantizer", ["checkpoint", "int8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.embed_tokens.weight",
+    ],
+)
+def test_a_weight_that_is_no_number_is_named_and_no_plugin_blamed(name: str, quantizer: str, tmp_path: Path) -> None:
+    """Layers that are looked at while they are packed, and all others when the first request fails."""
+    tensors = {each: tensor for each, tensor in tiny.weights().items() if each != "lm_head.weight"}
+    tensors[name].view(-1)[3] = float("nan")
+    path = tiny.write(tmp_path, tensors, tie_word_embeddings=True)
+    overrides = ("device=cpu", "threads=1", "exporter=[]", "execution=eager", f"quantizer={quantizer}")
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: tensor '{name}' holds NaN or infinity \(1 of"):
+        build_engine(assemble([f"model.path={path}", *overrides]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -104,6 +104,23 @@ class Checkpoint:
                     raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
                 at += size
         return torch.frombuffer(buffer, dtype=entry.dtype).view(shape)
+
+
+def check_finite(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Read tensors, and raise :class:`CheckpointError` for the first that holds NaN or infinity. Costs as much as
+    loading them: for who has seen that something is wrong."""
+    for name in sorted(names):
+        entry = checkpoint.entry(name)
+        if not entry.dtype.is_floating_point:
+            continue
+        stored = checkpoint.read(name)
+        numbers = stored.float() if entry.dtype.itemsize == 1 else stored
+        wrong = int((~numbers.isfinite()).sum())
+        if wrong:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name!r} holds NaN or infinity ({wrong} of {numbers.numel()} numbers); expected "
+                "finite numbers: fetch or convert the checkpoint anew"
+            )
 
 
 def _stretches(entry: TensorEntry, taken: Sequence[Ranges]) -> Iterator[tuple[int, int]]:

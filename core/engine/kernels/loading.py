@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.border.calls import broken, name_of, shown
+from engine.border.calls import PluginError, broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
-from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, check_finite
 from engine.checkpoint.tensors import Cut as StoredCut
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
@@ -136,6 +136,8 @@ class Loader:
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
         self._read = 0
+        self._claimed: list[str] = []
+        """Tensors of this block."""
         self.table = table
         """Name and tensor of the first embedding: what a tied head reads."""
         self._norms: dict[str, Tensor] = {}
@@ -205,6 +207,7 @@ class Loader:
         self, block: Block, found: Sequence[Fused[Kernel]], in_layer: bool = False
     ) -> tuple[LoweredBlock, Greedy | None]:
         """A block's calls, and how its last one finds the most likely tokens."""
+        self._claimed.clear()
         steps, greedy = [], None
         for fused in found:
             lowered = fused.kernel.lower(self.lowering, fused, self)
@@ -354,10 +357,15 @@ class Loader:
 
     def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
         """``parts``: this rank's tensors."""
-        made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
-        if isinstance(made, QuantizedWeight):
-            made = pack_quantized(spec, made, self._target)
-        packed = self._check(spec, parts, made, act)
+        try:
+            made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+            if isinstance(made, QuantizedWeight):
+                made = pack_quantized(spec, made, self._target)
+            packed = self._check(spec, parts, made, act)
+        except PluginError:
+            # Numbers that are none make every product wrong: the quantizer is not to blame for them.
+            check_finite(self._checkpoint, {*self._claimed, *(self.table[:1] if self.table else ())})
+            raise
         for tensor in packed.tensors.values():
             self.hold(tensor)
         return packed
@@ -429,6 +437,7 @@ class Loader:
             check_shape(entry, name, shape)
         self._read += entry.num_bytes
         self._used.add(name)
+        self._claimed.append(name)
         return entry
 
     def hold(self, tensor: Tensor) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.assembly.bind import BoundEngine, config_of
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import check_finite, open_checkpoint
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import KVGroup
@@ -18,6 +20,7 @@ from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
 from engine.models.record import recorded
+from engine.models.required_tensors import unread_names
 from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
 from engine.startup.memory.budget import free_memory
@@ -110,9 +113,14 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
     check_pool(bound.kv_allocator, rank.groups)
     core = make_core(plan, bound, device, rank.groups, rank.pool.max_len)
     with rank.phase("warm up"):
-        if plan.device.kind == "cuda":
-            warm_up_sampling(core, rank.pool.max_len, int(plan.choice("scheduler").config["token_budget"]))
-        warm_up(core, rank.pool.max_len)
+        try:
+            if plan.device.kind == "cuda":
+                warm_up_sampling(core, rank.pool.max_len, int(plan.choice("scheduler").config["token_budget"]))
+            warm_up(core, rank.pool.max_len)
+        except AssemblyError:
+            checkpoint = open_checkpoint(plan.model.path)
+            check_finite(checkpoint, checkpoint.names - unread_names(rank.whole, checkpoint.names))
+            raise
         core.check_idle()
     rank.model.forget_expert_load()
     rank.status.doing = ""
