@@ -163,15 +163,19 @@ def test_architectures_of_other_families_are_no_news(plan):
     assert made.choice("architecture").passed_over and not any("architecture" in note for note in notes(made))
 
 
-def test_a_model_that_nobody_computes_is_named_with_what_everybody_does(plan):
-    problem = refused(plan, "AnyFamily", architectures=["LlavaForConditionalGeneration"], vision_config={"depth": 2})
+def test_a_model_that_nobody_computes_is_named_with_near_names_and_what_everybody_does(plan):
+    problem = refused(plan, "AnyFamily", architectures=["Qwen4ForCausalLM"], vision_config={"depth": 2})
     assert problem.startswith(
-        "architecture=auto: nothing fits checkpoint (LlavaForConditionalGeneration) on cpu: llama: it computes Llama"
+        "architecture=auto: no plugin computes Qwen4ForCausalLM, the architecture of checkpoint; near names: "
+        "Qwen3ForCausalLM (llama), Qwen2ForCausalLM (llama), "
     )
-    assert "engine-mine:mine: it computes MineForCausalLM" in problem
-    assert problem.endswith(
-        "; set model.path to a model that is computed, or install an architecture plugin for this one"
-    )
+    assert (
+        "; set model.path to a model that is computed, or install an architecture plugin for this one. Asked were "
+        "llama: it computes Llama"
+    ) in problem
+    assert problem.endswith("engine-mine:mine: it computes MineForCausalLM")
+    mine = refused(plan, "AnyFamily", architectures=["MinesForCausalLM"])
+    assert "; near names: MineForCausalLM (engine-mine:mine), " in mine
     named = refused(plan, "AnyFamily", "architecture=llama", architectures=["LlavaForConditionalGeneration"])
     assert "Qwen3ForCausalLM; set model.path to a model that is computed, or install" in named
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from engine.assembly.errors import AssemblyError
@@ -47,6 +49,35 @@ def test_quantization_has_two_names(key, checkpoint):
 def test_what_cannot_be_read_is_named_with_what_was_expected(changes, words, checkpoint):
     path = checkpoint(**changes)
     assert refused(path).startswith(f"model.path={path}: {words}")
+
+
+def adapter(folder, **said):
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "tiny-q4.gguf", "a model in GGUF, the format of llama.cpp, which is not read: set"),
+        (lambda folder: (folder / "tiny-q4.gguf").write_bytes(b"GGUF") and folder, "a model in GGUF, the format of"),
+        (
+            lambda folder: adapter(folder, base_model_name_or_path="org/base"),
+            "a LoRA adapter of org/base, not a model: merge it into its model",
+        ),
+        (lambda folder: adapter(folder), "a LoRA adapter, not a model: merge it into its model"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x") and folder / "model.safetensors", "a file; "),
+        (lambda folder: folder, "the directory has no config.json (Hugging Face layout)"),
+    ],
+)
+def test_a_path_that_is_no_model_says_what_it_is(make, words, tmp_path):
+    path = make(tmp_path)
+    assert refused(str(path)).startswith(f"model.path={path}: {words}")
+
+
+@pytest.mark.parametrize("path", ["models/tiny.gguf", "tiny.gguf"])
+def test_a_relative_path_of_another_format_is_no_hub_id(path):
+    assert refused(path).startswith(f"model.path={path}: a model in GGUF")
 
 
 @pytest.mark.parametrize(("whole", "key"), [("dtype", "torch_dtype"), ("torch_dtype", "dtype")])

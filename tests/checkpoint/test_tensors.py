@@ -126,6 +126,13 @@ def test_numbers_that_are_none_are_named_with_tensor_and_file(dtype: torch.dtype
         tensors.check_finite(checkpoint, "abc")
 
 
+@pytest.mark.parametrize(("name", "words"), [("adapter_config.json", "a LoRA adapter, not"), ("a.gguf", "a model in GGUF")])
+def test_a_model_without_weights_says_what_is_there_instead(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"model.path={tmp_path}: {words}"):
+        open_checkpoint(str(tmp_path))
+
+
 def test_one_file_is_read_where_there_is_an_index_too(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     write_index(tmp_path, {"a": "missing.safetensors"})

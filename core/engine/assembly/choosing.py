@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,9 +202,23 @@ class _Auto:
                 return Chosen(self.slot, self.pick, first.offer, first.config, tuple(passed_over), fits_too)
         tried = "; ".join(passed_over) or "it has no candidates"
         broken = failure_notes(self.discovered, self.slot) if THIRD_PARTY in self.pick.candidates else ""
+        if self.slot == ARCHITECTURE and (unknown := self._unknown(passed_over)):
+            problems.append(f"{self.slot}=auto: {unknown}{_OTHERWISE}. Asked were {tried}{broken}")
+            return None
         asked = f"{self.slot}=auto: nothing fits {_subject(self.slot, self.model)} on {self.device.kind}"
         problems.append(f"{asked}: {tried}{_otherwise(self.slot)}{broken}")
         return None
+
+    def _unknown(self, reasons: Sequence[str]) -> str:
+        """Where no plugin names the model's architecture among what it computes: that, and near names. Empty where one
+        does."""
+        split = (reason.partition(": ") for reason in reasons)
+        who = {word: label for label, _, why in split for word in re.findall(r"\w+", why)}
+        if self.model.architecture in who:
+            return ""
+        near = difflib.get_close_matches(self.model.architecture, sorted(who), n=3)
+        names = f"; near names: {', '.join(f'{name} ({who[name]})' for name in near)}" if near else ""
+        return f"no plugin computes {shown(self.model.architecture)}, the architecture of {self.model.name}{names}"
 
     def _named(self, name: str) -> _Candidate:
         offers = self._meant(name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.assembly.errors import AssemblyError
 from engine.checkpoint.files import CheckpointError, clipped, read_json, shown
+from engine.checkpoint.headers import GGUF, other_weights
 from engine.checkpoint.values import Values
 from engine.contracts.model import ModelConfig
 
@@ -67,8 +68,13 @@ def locate(path: str, *, download: bool = False) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not os.path.lexists(folder / "config.json"):
-            raise AssemblyError([f"model.path={path}: the directory has no config.json (Hugging Face layout)"])
+            why = other_weights(folder) or "the directory has no config.json (Hugging Face layout)"
+            raise AssemblyError([f"model.path={path}: {why}"])
         return folder.resolve()
+    if folder.suffix == ".gguf":
+        raise AssemblyError([f"model.path={path}: {GGUF}"])
+    if folder.is_file():
+        raise AssemblyError([f"model.path={path}: a file; expected the directory that config.json and weights are in"])
     if path.startswith(("/", ".", "~")) or path.count("/") != 1:
         raise AssemblyError(
             [f"model.path={path}: no such directory; expected 'bundled', a directory, or a hub id such as org/name"]

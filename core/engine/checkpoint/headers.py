@@ -25,6 +25,7 @@ from engine.checkpoint.files import (
     open_file,
     parse_json,
     read_file,
+    read_json,
     shown,
 )
 from engine.checkpoint.limits import (
@@ -39,6 +40,13 @@ from engine.checkpoint.limits import (
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+"""Of peft."""
+GGUF = (
+    "a model in GGUF, the format of llama.cpp, which is not read: set model.path to the model that it was made from, in "
+    "safetensors and Hugging Face layout (a directory or a hub id)"
+)
+"""What to say of a path that has such files."""
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
@@ -111,7 +119,27 @@ def read_headers(path: str) -> Headers:
             "any code it contains, so only safetensors are read. Convert it with save_pretrained(..., "
             "safe_serialization=True)"
         )
-    raise CheckpointError(f"model.path={path}: found neither {SINGLE_NAME} nor {INDEX_NAME}")
+    why = other_weights(folder) or f"found neither {SINGLE_NAME} nor {INDEX_NAME}"
+    raise CheckpointError(f"model.path={path}: {why}")
+
+
+def other_weights(folder: Path) -> str:
+    """What a folder has that is no model in safetensors, and what to do about it; empty for nothing known."""
+    if os.path.lexists(folder / ADAPTER_CONFIG):
+        base = _base_of(folder)
+        return (
+            f"a LoRA adapter{f' of {base}' if base else ''}, not a model: merge it into its model (merge_and_unload and "
+            "save_pretrained of peft), and set model.path to that"
+        )
+    return GGUF if any(folder.glob("*.gguf")) else ""
+
+
+def _base_of(folder: Path) -> str:
+    """The model that an adapter says it is of."""
+    try:
+        return shown(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "")
+    except CheckpointError:
+        return ""
 
 
 def _pickled(folder: Path) -> list[str]:
