@@ -6,9 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
-from engine.service.detokenizer import IncrementalDetokenizer
+from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes, byte_of_symbol
 from engine.service.stops import StopMatcher
+
+SYMBOLS = {byte: symbol for symbol, byte in byte_of_symbol().items()}
 
 pieces = st.lists(st.text(alphabet="abc", max_size=3), max_size=12)
 stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -81,7 +84,8 @@ def test_every_way_to_cut_bytes_into_tokens_gives_the_same_text(text: bytes, sto
     """Characters cut in two, and stop strings cut anywhere: from one token of everything to one for each byte."""
     whole = run([text.decode("utf-8", "replace")], stop, include)
     for tokens in every_split(text):
-        detokenizer = IncrementalDetokenizer(dict(enumerate(tokens)))  # type: ignore[arg-type]
+        vocab = {i: "".join(SYMBOLS[byte] for byte in token) for i, token in enumerate(tokens)}
+        detokenizer = IncrementalDetokenizer(TokenBytes({"type": "ByteLevel"}, decoders.ByteLevel(), vocab))
         parts = [*map(detokenizer.feed, range(len(tokens))), detokenizer.flush()]
         assert run(parts, stop, include) == whole, tokens
 

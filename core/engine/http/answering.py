@@ -291,7 +291,7 @@ def _run(
         parameters=_parameters(job.api, sampling),
     )
     stops = StopMatcher(job.api.stop, bool(job.request.include_stop_str_in_output))
-    detokenizer = state.tokenizer.stream(job.request.skip_special_tokens is not False)
+    detokenizer = state.tokenizer.stream(job.request.skip_special_tokens is not False, after=prompt)
     return SequenceRun(spec, stream, detokenizer, stops, job.arrival, state.bus.publish)
 
 

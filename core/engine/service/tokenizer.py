@@ -122,7 +122,8 @@ class Tokenizer:
         self.vocab_size = len(vocab)
         self.largest_id = max(vocab, default=0)
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
-        self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
+        vocab |= {id_: token.content for id_, token in added.items()}
+        self.token_bytes = TokenBytes(sections.decoder, self._parse.decoder, vocab)
         self.template = template
         self.cache = PieceCache(CACHED_BYTES)
         self.most_tokens = MOST_TOKENS
@@ -226,13 +227,15 @@ class Tokenizer:
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""
-        hidden = self.hidden if skip_special_tokens else frozenset()
-        data = b"".join([self.token_bytes[token] for token in tokens if token not in hidden])
-        return data.decode("utf-8", "replace")
+        # The batch call, unlike the single one, releases the interpreter lock.
+        (text,) = self._parse.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+        return text
 
-    def stream(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A detokenizer for one new sequence."""
-        return IncrementalDetokenizer(self.token_bytes, self.hidden if skip_special_tokens else frozenset())
+    def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> IncrementalDetokenizer:
+        """A detokenizer for one new sequence, which goes on from the text of ``after``."""
+        hidden = self.hidden if skip_special_tokens else frozenset()
+        begins = all(token in hidden or token not in self.token_bytes for token in after)
+        return IncrementalDetokenizer(self.token_bytes, hidden, begins)
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
