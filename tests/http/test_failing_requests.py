@@ -59,7 +59,7 @@ def inject_all(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, Tokenizer, "_plain_ids", "tokenize", lambda self, text: text)
     inject(monkeypatch, preparing, "sampling_params", "parameters", lambda request, *_: request.user or "")
     inject(monkeypatch, IncrementalDetokenizer, "feed", "detokenize", lambda self, token: "<detokenize>" * (token == 1))
-    inject(monkeypatch, StopMatcher, "feed", "stop", lambda self, text: "<stop>" * ("\2" in text))
+    inject(monkeypatch, StopMatcher, "feed", "stop", lambda self, text, *_: "<stop>" * ("\2" in text))
     inject(monkeypatch, chat_format.ChatFormat, "_object", "format", lambda self, kind, choices: self._job.request.user)
     # What cannot be written as JSON.
     original = chat_format.ChatFormat._object

@@ -16,7 +16,7 @@ from engine.service.errors import ApiError
 from engine.service.protocol import IGNORED, ChatRequest, CompletionRequest, decode
 from engine.service.validation import sampling_params
 
-from ..service.fakes import MAX_LEN, VOCAB, ids, in_loop, make_tokenizer, says
+from ..service.fakes import BACKEND, MAX_LEN, VOCAB, ids, in_loop, make_tokenizer, says
 from .fakes import chat, completion, events_of, running
 
 
@@ -236,6 +236,30 @@ async def test_a_stop_string_counts_once_the_output_is_long_enough() -> None:
             asked = completion(max_tokens=20, stop=".", min_tokens=min_tokens)
             _, _, data = await server.post("/v1/completions", asked)
             assert json.loads(data)["choices"][0]["text"] == text
+
+
+@in_loop
+async def test_a_stop_string_that_begins_in_the_least_length_and_is_complete_behind_it_ends_the_text() -> None:
+    async with running(says("abSTOPcd")) as server:
+        _, _, data = await server.post("/v1/completions", completion(max_tokens=20, stop="STOP", min_tokens=4))
+    choice = json.loads(data)["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "stop")
+
+
+@in_loop
+async def test_a_stop_string_that_spells_a_special_token_ends_the_text_though_none_is_shown() -> None:
+    tokens = (*ids("hi"), BACKEND.token_to_id("<|im_end|>"), *ids("there"))
+    async with running(lambda request: [(token,) for token in tokens]) as server:
+        cases = ("<|im_end|>", False, "hi"), ("i<|im_end|>", False, "h"), ("<|im_end|>", True, "hi<|im_end|>")
+        for stop, include, text in cases:
+            asked = completion(max_tokens=20, stop=stop, include_stop_str_in_output=include, logprobs=0)
+            _, _, data = await server.post("/v1/completions", asked)
+            choice = json.loads(data)["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+            assert "".join(choice["logprobs"]["tokens"]) == text
+        _, _, data = await server.post("/v1/completions", completion(max_tokens=20, stop="there"))
+    assert json.loads(data)["choices"][0]["text"] == "hi"
+    assert len(server.client.aborted) == len(cases)
 
 
 TEXT = st.text(alphabet="abé😀\n ", min_size=1, max_size=16)

@@ -104,3 +104,12 @@ def test_a_stop_may_be_one_string(llm: LLM) -> None:
     whole = llm.generate(["def f():\n"], **options)[0].text
     stop = whole[5:7]
     assert llm.generate(["def f():\n"], stop=stop, **options)[0].text == whole[: whole.index(stop)]
+
+
+def test_a_stop_counts_once_the_output_is_long_enough(llm: LLM) -> None:
+    options = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+    whole = llm.generate(["def f():\n"], **options)[0]
+    stop = whole.text[1]
+    at_once, later = (llm.generate(["def f():\n"], stop=stop, min_tokens=n, **options)[0] for n in (0, 12))
+    assert at_once.text == whole.text[: whole.text.index(stop)] and len(at_once.tokens) < 12 <= len(later.tokens)
+    assert whole.text.startswith(later.text)

@@ -100,3 +100,63 @@ def test_less_is_held_back_than_the_longest_stop_so_that_a_token_costs_the_same_
             shown += len(matcher.feed(piece).text)
             assert fed - shown < max(map(len, stop))
     assert shown + len(matcher.flush()) == fed
+
+
+hidden_pieces = st.lists(st.tuples(st.text(alphabet="ab<>", max_size=3), st.booleans()), max_size=10)
+
+
+def run_hidden(
+    parts: list[tuple[str, bool]], stop: list[str], spelled: list[str], include: bool, free: int = 0
+) -> tuple[str, bool]:
+    """``free``: so many parts complete no stop string."""
+    matcher = StopMatcher(tuple(stop), include, tuple(spelled))
+    shown = ""
+    for i, (part, hidden) in enumerate(parts):
+        released = matcher.feed(part, hidden, may_stop=i >= free)
+        shown += released.text
+        if released.stopped:
+            return shown, True
+    return shown + matcher.flush(), False
+
+
+def by_definition(
+    parts: list[tuple[str, bool]], stop: list[str], spelled: list[str], include: bool, free: int = 0
+) -> tuple[str, bool]:
+    """Character by character, from all the text so far."""
+    visible, whole, before = "", "", [0]
+    for i, (part, hidden) in enumerate(parts):
+        for character in part:
+            whole += character
+            visible += "" if hidden else character
+            before.append(len(visible))
+            found = [] if hidden else [(len(visible) - len(s), s) for s in stop if visible.endswith(s)]
+            found += [(before[len(whole) - len(s)], s) for s in spelled if whole.endswith(s)]
+            if found and i >= free:
+                start, text = min(found, key=lambda match: match[0])
+                return visible[:start] + (text if include else ""), True
+    return visible, False
+
+
+@given(hidden_pieces, stops, st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=3), st.integers(0, 4))
+@settings(max_examples=400, deadline=None)
+def test_stops_are_met_in_what_is_visible_and_in_what_is_spelled_out(
+    parts: list[tuple[str, bool]], stop: list[str], spelled: list[str], free: int
+) -> None:
+    stop = [*stop, *spelled]
+    assert run_hidden(parts, stop, spelled, False, free) == by_definition(parts, stop, spelled, False, free)
+
+
+def test_a_stop_with_a_hidden_token_in_it_is_held_back_and_shown_only_if_it_is_to_be() -> None:
+    parts, stop = [("hi", False), ("\n", False), ("<end>", True), ("\n", False)], ["\n<end>\n"]
+    assert run_hidden(parts, stop, stop, False) == ("hi", True)
+    assert run_hidden(parts, stop, stop, True) == ("hi\n<end>\n", True)
+    assert run_hidden(parts[:3], stop, stop, False) == ("hi\n", False)
+
+
+def test_tokens_without_text_are_not_kept_while_text_is_held_back() -> None:
+    matcher = StopMatcher(("ab", "<end>b"), False, ("<end>b",))
+    matcher.feed("a")
+    for _ in range(100):
+        matcher.feed("<end>", hidden=True)
+    assert len(matcher._offsets) < 6
+    assert matcher.feed("x").text == "ax"

@@ -31,9 +31,9 @@ from engine.loop.client import EngineDead, OutputStream
 from engine.service.admission import Flight
 from engine.service.errors import ApiError, engine_died
 from engine.service.generation import Delta, RunSpec, SequenceRun, merge
+from engine.service.output_text import OutputText
 from engine.service.protocol import ChatOptions, CompletionOptions
 from engine.service.replay import choice_problem, replayed
-from engine.service.stops import StopMatcher
 from engine.service.timings import Arrival
 from engine.service.validation import choice_seed, num_echoed
 
@@ -285,14 +285,19 @@ def _run(
         request_id=name,
         prompt_tokens=len(prompt),
         max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs is not None,
         sent_s=sent_s,
         parameters=_parameters(job.api, sampling),
     )
-    stops = StopMatcher(job.api.stop, bool(job.request.include_stop_str_in_output))
-    detokenizer = state.tokenizer.stream(job.request.skip_special_tokens is not False, after=prompt)
-    return SequenceRun(spec, stream, detokenizer, stops, job.arrival, state.bus.publish)
+    text = OutputText(
+        state.tokenizer,
+        prompt,
+        job.api.stop,
+        include_stop=bool(job.request.include_stop_str_in_output),
+        skip_special_tokens=job.request.skip_special_tokens is not False,
+        min_tokens=sampling.min_tokens,
+    )
+    return SequenceRun(spec, stream, text, job.arrival, state.bus.publish)
 
 
 def _parameters(api: ApiRequest, sampling: SamplingParams) -> RequestParameters:

@@ -12,9 +12,8 @@ from typing import Any
 from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
 from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
 from engine.loop.client import EngineDead, OutputStream
-from engine.service.detokenizer import IncrementalDetokenizer
 from engine.service.errors import engine_died, engine_failed
-from engine.service.stops import StopMatcher
+from engine.service.output_text import OutputText
 from engine.service.timings import Account, Arrival, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
@@ -47,7 +46,6 @@ class RunSpec:
     request_id: str
     prompt_tokens: int
     max_tokens: int
-    min_tokens: int
     logprobs: bool
     sent_s: float
     """When it was handed to the engine."""
@@ -61,8 +59,7 @@ class SequenceRun:
         self,
         spec: RunSpec,
         stream: OutputStream,
-        detokenizer: IncrementalDetokenizer,
-        stops: StopMatcher,
+        text: OutputText,
         arrival: Arrival,
         publish: Publish,
     ) -> None:
@@ -76,17 +73,13 @@ class SequenceRun:
         self.account: Account | None = None
         """Set at the end."""
         self._stream = stream
-        self._detokenizer = detokenizer
-        self._stops = stops
+        self._text = text
         self._arrival = arrival
         self._publish = publish
         self._reason: FinishReason = "abort"
         self._ended_s = 0.0
         self._detokenize_s = 0.0
-        self._stopped = False
         self._pending: list[tuple[ShownToken, int]] = []
-        self._fed = 0
-        self._shown = 0
         self._first_s: float | None = None
         self._last_s = 0.0
         self._itl_ms: list[tuple[float, int]] = []
@@ -97,7 +90,7 @@ class SequenceRun:
             async for out in self._stream:
                 if out.prompt_logprobs:
                     self.prompt_logprobs = out.prompt_logprobs
-                text = self._take(out) if not self._stopped else ""
+                text = self._take(out) if not self._text.stopped else ""
                 if out.finish_reason is not None:
                     yield self._end(out, text)
                     return
@@ -159,7 +152,7 @@ class SequenceRun:
                 self.stop_token = token
                 break
             text.append(self._show(token, logprobs))
-            if self._stopped:
+            if self._text.stopped:
                 # Tokens of the same step behind the stop string never happened, as far as the client can tell.
                 self._stream.abort("stop")
                 break
@@ -169,43 +162,30 @@ class SequenceRun:
         return "".join(text)
 
     def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
-        piece = self._detokenizer.feed(token)
-        if self.spec.logprobs:
-            self._pending.append((ShownToken(token, self._fed, logprobs), self._fed + len(piece)))
-        self._fed += len(piece)
-        if len(self.tokens) <= self.spec.min_tokens:
-            self._shown += len(piece)
-            return piece
-        return self._match(piece)
-
-    def _match(self, piece: str) -> str:
-        released = self._stops.feed(piece)
-        self._stopped = released.stopped
-        self._shown += len(released.text)
-        return released.text
+        offset = self._text.detokenized
+        piece = self._text.feed(token)
+        end = self._text.detokenized
+        # A token without visible text that completes a stop string has no part in the output, unless the string has.
+        if self.spec.logprobs and (not self._text.stopped or end > offset or self._text.shown > end):
+            self._pending.append((ShownToken(token, offset, logprobs), end))
+        return piece
 
     def _release(self) -> tuple[ShownToken, ...]:
         """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
-        count = 0
+        count, shown = 0, self._text.shown
         for token, end in self._pending:
-            if end > self._shown and not (self._stopped and token.offset < self._shown):
+            if end > shown and not (self._text.stopped and token.offset < shown):
                 break
             count += 1
-        shown = tuple(token for token, _ in self._pending[:count])
+        released = tuple(token for token, _ in self._pending[:count])
         del self._pending[:count]
-        return shown
+        return released
 
     def _end(self, out: TokensOut, text: str) -> Delta:
         reason = out.finish_reason
-        if not self._stopped and reason in ("stop", "length"):
-            tail = self._detokenizer.flush()
-            self._fed += len(tail)
-            text += self._match(tail)
-            if not self._stopped:
-                rest = self._stops.flush()
-                self._shown += len(rest)
-                text += rest
-        if self._stopped:
+        if not self._text.stopped and reason in ("stop", "length"):
+            text += self._text.finish()
+        if self._text.stopped:
             reason = "stop"
         if reason not in ("stop", "length"):
             self._account("error", out.timings)

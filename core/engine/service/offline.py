@@ -23,7 +23,7 @@ from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, Toke
 from engine.loop.environment import with_defaults
 from engine.loop.messages import EngineStats
 from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
-from engine.service.stops import StopMatcher
+from engine.service.output_text import OutputText
 from engine.service.tokenizer import Tokenizer
 
 
@@ -47,38 +47,33 @@ class Completion:
 class _Output:
     """One output in the making."""
 
-    detokenizer: Any
-    stops: StopMatcher
+    growing: OutputText
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    stopped: bool = False
 
     def add(self, out: TokensOut) -> bool:
         """Take in new tokens; True when a stop string was just met."""
         self.prompt_logprobs = self.prompt_logprobs or out.prompt_logprobs
         for i, token in enumerate(out.tokens):
-            if self.stopped:
+            if self.growing.stopped:
                 return False
             self.tokens.append(token)
             self.logprobs.extend(out.logprobs[i : i + 1])
             if token != out.stop_token:
-                released = self.stops.feed(self.detokenizer.feed(token))
-                self.text += released.text
-                self.stopped = released.stopped
-        return self.stopped
+                self.text += self.growing.feed(token)
+        return self.growing.stopped
 
     def finish(self, out: TokensOut) -> Completion:
         if out.error:
             raise GenerationFailed(out.error)
-        if not self.stopped:
-            released = self.stops.feed(self.detokenizer.flush())
-            self.text += released.text + self.stops.flush()
+        if not self.growing.stopped:
+            self.text += self.growing.finish()
         return Completion(
             text=self.text,
             tokens=tuple(self.tokens),
-            finish_reason="stop" if self.stopped else str(out.finish_reason),
+            finish_reason="stop" if self.growing.stopped else str(out.finish_reason),
             logprobs=tuple(self.logprobs),
             prompt_logprobs=self.prompt_logprobs,
             timings=out.timings,
@@ -137,7 +132,7 @@ class LLM:
             return self._complete(requests, stops)
 
     def _complete(self, requests: Sequence[EngineRequest], stops: tuple[str, ...]) -> list[Completion]:
-        outputs = {request.request_id: _Output(self.tokenizer.stream(), StopMatcher(stops)) for request in requests}
+        outputs = {request.request_id: _Output(self._text(request, stops)) for request in requests}
         try:
             for request in requests:
                 self.core.submit(request)
@@ -147,6 +142,9 @@ class LLM:
             while self.core.has_work:  # steps in flight retire and give their blocks back
                 self.core.step()
         return [done[request_id] for request_id in outputs]
+
+    def _text(self, request: EngineRequest, stops: tuple[str, ...]) -> OutputText:
+        return OutputText(self.tokenizer, request.prompt, stops, min_tokens=request.sampling.min_tokens)
 
     def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
         if isinstance(prompt, str):

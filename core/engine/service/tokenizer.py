@@ -237,6 +237,10 @@ class Tokenizer:
         begins = all(token in hidden or token not in self.token_bytes for token in after)
         return IncrementalDetokenizer(self.token_bytes, hidden, begins)
 
+    def spells_special(self, text: str) -> bool:
+        """Whether a special token is spelled in ``text``."""
+        return self._specials is not None and self._specials.search(text) is not None
+
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
         return len(text) // (self.longest_token * self._shrinks) if self._shrinks else 0

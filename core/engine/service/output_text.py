@@ -1,0 +1,61 @@
+"""The text of one output as it grows: detokenized, and ended by a stop string. The server and ``LLM`` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.service.stops import Released, StopMatcher
+from engine.service.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Feed it every output token but the stop token, in order, until :attr:`stopped`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stops: tuple[str, ...] = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        """``stops``: the text ends before the first of these, or after it (``include_stop``), unless it is complete
+        within the first ``min_tokens`` tokens. One that spells a special token ends the text also where such tokens
+        are not shown."""
+        spelled = tuple(stop for stop in stops if skip_special_tokens and tokenizer.spells_special(stop))
+        self.detokenized = 0
+        """Characters of all tokens."""
+        self.shown = 0
+        """Characters of what was returned."""
+        self.stopped = False
+        self._detokenizer = tokenizer.stream(skip_special_tokens, prompt)
+        self._names = tokenizer.token_bytes
+        self._hidden = tokenizer.hidden if spelled else frozenset()
+        self._stops = StopMatcher(stops, include_stop, spelled)
+        self._tokens_before_stop = min_tokens
+
+    def feed(self, token: int) -> str:
+        """The text that becomes visible with this token."""
+        self._tokens_before_stop -= 1
+        if token in self._hidden:
+            return self._show(self._stops.feed(self._names[token].decode(errors="replace"), True, self._may_stop()))
+        return self._feed(self._detokenizer.feed(token))
+
+    def finish(self) -> str:
+        """The rest, at the end of an output that no stop string ended."""
+        text = self._feed(self._detokenizer.flush())
+        return text if self.stopped else text + self._show(Released(self._stops.flush()))
+
+    def _feed(self, text: str) -> str:
+        self.detokenized += len(text)
+        return self._show(self._stops.feed(text, False, self._may_stop()))
+
+    def _may_stop(self) -> bool:
+        return self._tokens_before_stop < 0
+
+    def _show(self, released: Released) -> str:
+        self.stopped = released.stopped
+        self.shown += len(released.text)
+        return released.text
