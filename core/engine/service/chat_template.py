@@ -20,8 +20,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.checkpoint.files import CheckpointError, read_file, read_json
-from engine.checkpoint.limits import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_CONFIG_BYTES
+from engine.checkpoint.files import CheckpointError, read_file
+from engine.checkpoint.limits import MAX_TEMPLATE_BYTES
+from engine.service.tokenizer_config import TokenizerConfig
 
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
@@ -44,24 +45,23 @@ class TemplateSource:
 
     text: str
     variables: dict[str, str]
-    """Names the template may use besides the messages (``bos_token``, ``eos_token`` ...)."""
+    """Names the template may use besides the messages: the tokens that the model has a name for (``bos_token``,
+    ``eos_token`` ...)."""
 
     @classmethod
-    def from_directory(cls, directory: Path) -> TemplateSource | None:
+    def from_directory(cls, directory: Path, config: TokenizerConfig) -> TemplateSource | None:
         """The template of a model in Hugging Face layout; ``None`` if it has none.
 
-        Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON, and files that are too large.
+        Raises :class:`TemplateFailed` for files that are too large.
         """
-        config = _read_config(directory / "tokenizer_config.json")
         own = directory / "chat_template.jinja"
-        source = _read_source(own) if os.path.lexists(own) else _default_template(config.get("chat_template"))
+        source = _read_source(own) if os.path.lexists(own) else _default_template(config.chat_template)
         if not source:
             return None
         if len(source) > MAX_TEMPLATE_BYTES:
             most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
             raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        return cls(source, {name: _token_text(config.get(name)) for name in names})
+        return cls(source, {name: token.content for name, token in config.named.items()})
 
 
 class _GenerationTag(Extension):
@@ -105,7 +105,11 @@ class ChatTemplate:
         length = 0
         try:
             for part in self._template.generate(
-                **self._variables, messages=messages, tools=None, add_generation_prompt=add_generation_prompt
+                **self._variables,
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
             ):
                 parts.append(part)
                 length += len(part)
@@ -150,15 +154,6 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
-        return {}
-    try:
-        return read_json(path, MAX_TOKENIZER_CONFIG_BYTES, "MAX_TOKENIZER_CONFIG_BYTES")
-    except CheckpointError as error:
-        raise TemplateFailed(str(error)) from None
-
-
 def _read_source(path: Path) -> str:
     try:
         return read_file(path, MAX_TEMPLATE_BYTES, "MAX_TEMPLATE_BYTES").decode()
@@ -171,10 +166,4 @@ def _default_template(entry: Any) -> str:
     if isinstance(entry, list):
         named = (item for item in entry if isinstance(item, dict))
         entry = next((item.get("template") for item in named if item.get("name") == "default"), "")
-    return entry if isinstance(entry, str) else ""
-
-
-def _token_text(entry: Any) -> str:
-    if isinstance(entry, dict):
-        entry = entry.get("content")
     return entry if isinstance(entry, str) else ""

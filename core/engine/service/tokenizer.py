@@ -21,6 +21,7 @@ from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes
 from engine.service.quoting import Rendered, specials_pattern
 from engine.service.template_worker import TemplateWorker
+from engine.service.tokenizer_config import TokenizerConfig
 from engine.service.tokenizer_file import SPARE_TOKENS, read_tokenizer
 from engine.service.turns import Turns
 
@@ -100,15 +101,21 @@ class Tokenizer:
     are remembered by piece: the turns of a conversation that were seen before cost a look-up.
     """
 
-    def __init__(self, data: bytes, template: TemplateWorker | None, *, threads: int = 2) -> None:
-        """``data``: the bytes of a ``tokenizer.json``. ``template`` is closed with the tokenizer. Raises
-        ``UnsupportedDecoder``."""
+    def __init__(
+        self, data: bytes, template: TemplateWorker | None, config: TokenizerConfig | None = None, *, threads: int = 2
+    ) -> None:
+        """``data``: the bytes of a ``tokenizer.json``. ``template`` is closed with the tokenizer. ``config``: tokens
+        that other files name. Raises ``UnsupportedDecoder``, and ``CheckpointError`` for these tokens."""
         self._parse = tokenizers.Tokenizer.from_buffer(data)
         self._plain = tokenizers.Tokenizer.from_buffer(data)
         self._plain.encode_special_tokens = True
+        config = config or TokenizerConfig()
+        missing = [token.for_library() for token in config.missing(self._parse.get_added_tokens_decoder())]
         for backend in (self._parse, self._plain):
             backend.no_truncation()
             backend.no_padding()
+            backend.add_tokens(missing)
+        config.check_ids(self._parse)
         added = self._parse.get_added_tokens_decoder()
         self.special_ids = {token.content: id_ for id_, token in added.items() if token.special}
         self.hidden = frozenset(self.special_ids.values())
@@ -146,12 +153,13 @@ class Tokenizer:
             )
         try:
             data = read_tokenizer(directory / "tokenizer.json", vocab_size)
-            source = TemplateSource.from_directory(directory)
+            config = TokenizerConfig.from_directory(directory)
+            source = TemplateSource.from_directory(directory, config)
             template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
         except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
         try:
-            tokenizer = cls(data, template)
+            tokenizer = cls(data, template, config)
             plain = max(tokenizer.encode_now("warm"), default=0)
         except BaseException as error:  # the tokenizers library raises bare ones, and of panics not even these
             if template is not None:

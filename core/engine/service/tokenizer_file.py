@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _check(data: bytes, vocab_size: int | None) -> None:
         if vocab_size is not None:
             _check_sizes(file, vocab_size)
         _check_model(file.model)
-        _check_added(file.added_tokens or [])
+        check_added([(token.id, token.content) for token in file.added_tokens or ()])
         sections = ("normalizer", "pre_tokenizer", "decoder")
         parts = [_section(name, getattr(file, name)) for name in sections]
         _check_components(parts)
@@ -121,14 +121,14 @@ def _check_model(model: _Model) -> None:
             raise CheckpointError(f"merge {clipped(merge)} does not continue with {clipped(prefix)}")
 
 
-def _check_added(added: list[_Added]) -> None:
-    for token in added:
-        if len(token.content) > MAX_NAME_CHARS:
+def check_added(added: Collection[tuple[object, str]]) -> None:
+    """Raises :class:`CheckpointError` for added tokens, each with its id or name, that are too long."""
+    for name, content in added:
+        if len(content) > MAX_NAME_CHARS:
             raise CheckpointError(
-                f"added token {token.id} has {len(token.content)} characters, at most {MAX_NAME_CHARS} are read "
-                "(MAX_NAME_CHARS)"
+                f"added token {name} has {len(content)} characters, at most {MAX_NAME_CHARS} are read (MAX_NAME_CHARS)"
             )
-    total = sum(len(token.content) for token in added)
+    total = sum(len(content) for _, content in added)
     if total > MAX_ADDED_CHARS:
         raise CheckpointError(
             f"its added tokens have {total} characters, at most {MAX_ADDED_CHARS} are read (MAX_ADDED_CHARS)"
