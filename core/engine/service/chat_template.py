@@ -22,7 +22,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.checkpoint.files import CheckpointError, read_file
 from engine.checkpoint.limits import MAX_TEMPLATE_BYTES
-from engine.service.tokenizer_config import TokenizerConfig
 
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
@@ -49,19 +48,20 @@ class TemplateSource:
     ``eos_token`` ...)."""
 
     @classmethod
-    def from_directory(cls, directory: Path, config: TokenizerConfig) -> TemplateSource | None:
-        """The template of a model in Hugging Face layout; ``None`` if it has none.
+    def from_directory(cls, directory: Path, configured: Any, variables: dict[str, str]) -> TemplateSource | None:
+        """The template of a model in Hugging Face layout; ``None`` if it has none. ``configured``: the
+        ``chat_template`` of its ``tokenizer_config.json``.
 
         Raises :class:`TemplateFailed` for files that are too large.
         """
         own = directory / "chat_template.jinja"
-        source = _read_source(own) if os.path.lexists(own) else _default_template(config.chat_template)
+        source = _read_source(own) if os.path.lexists(own) else _default_template(configured)
         if not source:
             return None
         if len(source) > MAX_TEMPLATE_BYTES:
             most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
             raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
-        return cls(source, {name: token.content for name, token in config.named.items()})
+        return cls(source, variables)
 
 
 class _GenerationTag(Extension):

@@ -154,7 +154,8 @@ class Tokenizer:
         try:
             data = read_tokenizer(directory / "tokenizer.json", vocab_size)
             config = TokenizerConfig.from_directory(directory)
-            source = TemplateSource.from_directory(directory, config)
+            names = {name: token.content for name, token in config.named.items()}
+            source = TemplateSource.from_directory(directory, config.chat_template, names)
             template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
         except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
