@@ -69,7 +69,7 @@ class TokenizerConfig:
 
     @classmethod
     def _from(cls, config: dict[str, Any], listed: dict[int, AddedToken], is_complete: bool) -> TokenizerConfig:
-        extra = next((config[key] for key in _EXTRA if config.get(key)), [])
+        extra: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
         names = config | extra if isinstance(extra, dict) else config
         named = {
             name: msgspec.structs.replace(_token(value, name), special=True)
