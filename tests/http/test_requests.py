@@ -219,6 +219,22 @@ async def test_a_prompt_can_be_scored_without_generating() -> None:
     assert choice["logprobs"] == streamed[0]["logprobs"] and len(choice["logprobs"]["tokens"]) == 2
 
 
+@pytest.mark.parametrize("prompt", ["x" * MAX_LEN, list(ids("x" * MAX_LEN))])
+@in_loop
+async def test_a_prompt_that_fills_the_context_can_be_scored_but_not_continued(prompt: Any) -> None:
+    async with running(lambda request: []) as server:
+        asked = completion(prompt=prompt, echo=True, logprobs=1)
+        status, _, data = await server.post("/v1/completions", asked | {"max_tokens": 0})
+        assert status == 200 and json.loads(data)["usage"]["prompt_tokens"] == MAX_LEN
+        for more in ({"max_tokens": 1}, {}):
+            status, _, data = await server.post("/v1/completions", asked | more)
+            assert (status, json.loads(data)["error"]["code"]) == (400, "context_length_exceeded")
+        longer = prompt + prompt[:1]
+        status, _, data = await server.post("/v1/completions", asked | {"prompt": longer, "max_tokens": 0})
+        assert (status, json.loads(data)["error"]["code"]) == (400, "context_length_exceeded")
+        assert len(server.client.requests) == 1
+
+
 @in_loop
 async def test_offsets_of_an_echoed_prompt_count_the_special_tokens_that_it_spells() -> None:
     async with running() as server:

@@ -63,6 +63,25 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens_and_everything_back
         assert_all_given_back(simulation)
 
 
+@pytest.mark.parametrize("plugins", [(), ("scheduler=static",), ("kv_allocator=contiguous",)])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_prompt_that_fills_the_context_is_computed_if_nothing_is_to_follow(plugins, drafts):
+    simulation = simulate(*plugins, drafts=drafts, max_len=64, kv_tokens=64 * 3)
+    for length, max_tokens in ((64, 0), (63, 0), (63, 1), (64, 1), (65, 0)):
+        simulation.core.submit(greedy(f"{length}+{max_tokens}", tuple(range(1, length + 1)), max_tokens))
+    ended = {}
+    while simulation.core.has_work:
+        ended |= {out.request_id: out for out in simulation.core.step().outputs if out.finish_reason}
+    assert {name: (out.finish_reason, out.error) for name, out in ended.items()} == {
+        "64+0": ("length", ""),
+        "63+0": ("length", ""),
+        "63+1": ("length", ""),
+        "64+1": ("error", "the prompt has 64 tokens, at most 63 fit"),
+        "65+0": ("error", "the prompt has 65 tokens, at most 64 fit"),
+    }
+    assert_all_given_back(simulation)
+
+
 @pytest.mark.parametrize("in_flight", DEPTHS)
 def test_so_many_steps_are_launched_before_the_first_is_waited_for(in_flight):
     """With drafts, too: the next step does not wait for what became of them."""

@@ -87,7 +87,7 @@ def _refused(error: Exception, param: str) -> ApiError:
 
 def _refuse_hopeless(state: ServerState, fewest: int, param: str) -> None:
     """A text far beyond the limit is refused without the work of tokenizing it."""
-    if fewest >= state.max_len:
+    if fewest > state.max_len:
         raise too_long(f"at least {fewest}", state.max_len, param)
 
 

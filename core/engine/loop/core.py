@@ -219,8 +219,9 @@ class EngineCore:
             return "the prompt is empty"
         if request.request_id in self._queues.by_id:
             return f"request id {request.request_id!r} is already in use"
-        if len(request.prompt) >= self._settings.max_len:
-            return f"the prompt has {len(request.prompt)} tokens, at most {self._settings.max_len - 1} fit"
+        most = self._settings.max_len - min(request.sampling.max_tokens, 1)
+        if len(request.prompt) > most:
+            return f"the prompt has {len(request.prompt)} tokens, at most {most} fit"
         return None
 
     def abort(self, request_ids: SequenceOf[str], reason: FinishReason = "abort") -> None:

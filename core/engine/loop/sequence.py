@@ -102,7 +102,8 @@ class Sequence:
     @property
     def can_run(self) -> bool:
         """Something is left to compute, whatever the steps in flight bring."""
-        return self.scheduled < self.known < self.max_total
+        # A prompt that fills the context can be scored, which computes its last token, too.
+        return self.scheduled < self.known < max(self.max_total, self.prompt_len + 1)
 
     @property
     def decodes(self) -> bool:

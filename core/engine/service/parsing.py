@@ -169,7 +169,7 @@ def _turns(messages: list[Message], limits: Limits) -> Turns:
 
 
 def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:
-    if len(prompt) >= limits.max_len:
+    if len(prompt) > limits.max_len:
         raise too_long(str(len(prompt)), limits.max_len, "prompt")
     return array("i", check_token_ids(prompt, limits.vocab_size)).tobytes()
 

@@ -120,12 +120,13 @@ def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
 def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int | None, param: str) -> int:
     """Most output tokens. ``default=None`` means: all the room that the prompt leaves.
 
-    Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens.
+    Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens. A prompt
+    that fills them can be scored: ``asked`` is 0.
     """
     room = max_len - prompt_len
     if prompt_len < 1:
         raise bad_request("The prompt is empty; expected at least one token.", "prompt")
-    if room < 1:
+    if room < (0 if asked == 0 else 1):
         raise too_long(str(prompt_len), max_len, "messages" if default is None else "prompt")
     if asked is None:
         return room if default is None else min(default, room)
