@@ -54,7 +54,7 @@ def test_more_messages_or_ids_than_the_model_takes_tokens_are_refused_while_pars
     turn = {"role": "user", "content": ""}
     assert refused(ParsedChat, messages=[turn] * 101).code == "context_length_exceeded"
     assert refused(ParsedTokenize, messages=[turn] * 101).code == "context_length_exceeded"
-    assert refused(ParsedCompletion, prompt=[1] * 100).code == "context_length_exceeded"
+    assert refused(ParsedCompletion, prompt=[1] * 101).code == "context_length_exceeded"
     assert "at most 200" in refused(ParsedDetokenize, tokens=[1] * 201).message
     assert len(parse(ParsedChat, json.dumps({"messages": [turn] * 100}).encode(), LIMITS).turns) == 100
 

@@ -70,5 +70,6 @@ def test_a_prompt_far_longer_than_its_messages_is_cut_off() -> None:
 
 
 def test_templates_have_the_usual_helpers() -> None:
-    source = "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
-    assert render(source) == '{"a": "<é>"}%'
+    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    source = said + "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
+    assert render(source) == 'x{"a": "<é>"}%'

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.service.quoting import Rendered, quote_messages, specials_pattern
+from engine.service.quoting import Rendered, quoted_messages, specials_pattern
 
 NAMES = st.sets(st.text("<|ab[.", min_size=1, max_size=5), min_size=1, max_size=12)
 
@@ -22,15 +23,33 @@ def test_the_longest_special_token_is_found_wherever_one_begins(names: set[str],
 def test_what_is_quoted_has_no_special_token_and_is_unquoted_again(names: set[str], first: str, second: str) -> None:
     # A placeholder has hexadecimal digits, which can be a special token of these.
     specials = specials_pattern({name + ">" for name in names})
-    messages = [{"role": "user", "content": first}, {"role": "<a>", "content": second + ">", "name": first}]
-    turns, quoted = quote_messages(messages, specials)
-    assert not any(specials.search(text) for turn in turns for key, text in turn.items() if key != "role")
-    rendered = Rendered("", quoted)
-    assert [{key: rendered.unquote(text) for key, text in turn.items()} for turn in turns] == messages
+    parts = [{"type": "text", "text": first}, {"type": "text", "text": second}]
+    messages = [{"role": "user", "content": parts}, {"role": "<a>", "content": second + ">", "name": first}]
+    variables = {first: [second, {"a": first}, None, 3, True]}
+    turns, given, quoted = quoted_messages(messages, variables, specials)
+    told = [[value for key, value in turn.items() if key != "role"] for turn in turns]
+    assert not any(specials.search(text) for text in texts_of([told, given]))
+    assert [roles["role"] for roles in turns] == ["user", "<a>"]
+    restored = [{k: unquoted(v, Rendered("", quoted)) for k, v in turn.items()} for turn in turns]
+    assert restored == messages and unquoted(given, Rendered("", quoted)) == variables
+
+
+def texts_of(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return texts_of([*value, *value.values()])
+    return [text for item in value for text in texts_of(item)] if isinstance(value, list) else [str(value)]
+
+
+def unquoted(value: Any, rendered: Rendered) -> Any:
+    if isinstance(value, dict):
+        return {unquoted(key, rendered): unquoted(item, rendered) for key, item in value.items()}
+    if isinstance(value, list):
+        return [unquoted(item, rendered) for item in value]
+    return rendered.unquote(value) if isinstance(value, str) else value
 
 
 def test_a_special_token_has_one_placeholder_in_a_conversation() -> None:
-    turns, quoted = quote_messages([{"role": "user", "content": "<s>a<s>"}] * 2, specials_pattern(["<s>"]))
+    turns, _, quoted = quoted_messages([{"role": "user", "content": "<s>a<s>"}] * 2, {}, specials_pattern(["<s>"]))
     assert list(quoted.values()) == ["<s>"] and len({turn["content"] for turn in turns}) == 1
 
 

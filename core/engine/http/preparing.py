@@ -16,6 +16,7 @@ from engine.http.state import STATE, TRACE, ServerState
 from engine.service.addresses import network_of
 from engine.service.chat_template import TemplateFailed
 from engine.service.errors import ApiError, bad_request
+from engine.service.message_content import text_of
 from engine.service.parsing import Turns
 from engine.service.protocol import ChatOptions, CompletionOptions
 from engine.service.timings import Arrival
@@ -69,11 +70,16 @@ async def encode_text(
     return check_token_ids(tokens, state.vocab_size)
 
 
-async def encode_turns(state: ServerState, client: str, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
-    """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
-    _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
+async def encode_turns(
+    state: ServerState, client: str, turns: Turns, add_generation_prompt: bool, variables: dict[str, Any] | None = None
+) -> tuple[int, ...]:
+    """``variables``: more names for the template. Raises :class:`ApiError` 400 when the model has no template, or its
+    template refuses the conversation."""
+    _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(text_of(turn["content"])) for turn in turns), "messages")
     try:
-        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt, client=client)
+        tokens = await state.tokenizer.encode_chat(
+            turns, add_generation_prompt=add_generation_prompt, variables=variables, client=client
+        )
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:

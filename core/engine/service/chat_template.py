@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.checkpoint.files import CheckpointError, read_file
 from engine.checkpoint.limits import MAX_TEMPLATE_BYTES
+from engine.service.message_content import ContentForms, ContentLost
 
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
 SPARE_CHARS = 65536
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What clients call the reasoning of a message. Templates read the first, or the second."""
 MAX_WORDS = 200
 """Most characters of an error that the template words itself."""
 
@@ -97,20 +100,36 @@ class ChatTemplate:
             # Jinja makes Python of it: too many nested blocks are a SyntaxError, too many parentheses a RecursionError.
             raise TemplateFailed(f"the model's chat template does not compile: {type(error).__name__}") from None
         self._variables = source.variables
+        self._contents = ContentForms(self._tried)
 
-    def render(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """The prompt of a conversation. Raises :class:`TemplateFailed`, and ``MemoryError``."""
-        limit = max_chars(messages)
+    def render(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt of a conversation. The content of a message is text or a list of parts, and reaches the template
+        as it takes it. ``variables``: more names for the template. Raises :class:`TemplateFailed`, and
+        ``MemoryError``."""
+        try:
+            given = [self._contents.given(_with_reasoning(message)) for message in messages]
+        except ContentLost as error:
+            raise TemplateRefused(str(error)) from None
+        return self._rendered(given, add_generation_prompt, variables or {})
+
+    def _tried(self, messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return self._rendered(messages, True, {})
+        except TemplateFailed:
+            return None
+
+    def _rendered(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        limit = max_chars(messages, variables)
         parts: list[str] = []
         length = 0
+        names = {**self._variables, "documents": None, **variables}
+        names |= {"messages": messages, "tools": None, "add_generation_prompt": add_generation_prompt}
         try:
-            for part in self._template.generate(
-                **self._variables,
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            ):
+            for part in self._template.generate(names):
                 parts.append(part)
                 length += len(part)
                 if length > limit:
@@ -126,13 +145,23 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def max_chars(messages: Sequence[dict[str, Any]]) -> int:
-    """Most characters of the prompt of this conversation."""
-    return SPARE_CHARS + MAX_GROWTH * text_length(messages)
+def max_chars(*given: Any) -> int:
+    """Most characters of the prompt of what a template is given."""
+    return SPARE_CHARS + MAX_GROWTH * text_length(given)
 
 
-def text_length(messages: Sequence[dict[str, Any]]) -> int:
-    return sum(len(value) for turn in messages for value in turn.values() if isinstance(value, str))
+def text_length(value: Any) -> int:
+    """Characters of the text in lists and mappings."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(text_length, value.values()))
+    return sum(map(text_length, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    found = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _to_json(

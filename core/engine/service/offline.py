@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,9 +164,17 @@ class LLM:
                     done[out.request_id] = output.finish(out)
         return done
 
-    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Completion:
-        """Answer a conversation. ``options`` as for :meth:`generate`."""
-        return self.generate([self.tokenizer.encode_chat_now(messages)], **options)[0]
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Completion:
+        """Answer a conversation, of messages whose content is text or a list of text parts. ``chat_template_kwargs``:
+        variables of the model's template, as ``enable_thinking``; ``options`` as for :meth:`generate`."""
+        prompt = self.tokenizer.encode_chat_now(messages, variables=chat_template_kwargs)
+        return self.generate([prompt], **options)[0]
 
     def stats(self) -> EngineStats:
         """Blocks, rows and queues right now."""

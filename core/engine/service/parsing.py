@@ -31,7 +31,7 @@ from engine.service.validation import (
     too_long,
 )
 
-Turns = list[dict[str, str]]
+Turns = list[dict[str, Any]]
 Packed = bytes
 """Token ids as int32 in this machine's byte order."""
 

@@ -80,6 +80,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     refusal: str | None = None
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    id: str | None = None
+    """Without effect."""
     tool_calls: list[Any] | None = None
     function_call: Any = None
     audio: Any = None

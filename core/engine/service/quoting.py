@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,11 @@ def _alternatives(node: dict[str, Any]) -> str:
     return f"(?:{'|'.join(found)}){'?' if ends else ''}" if found else ""
 
 
-def quote_messages(
-    messages: Sequence[dict[str, str]], specials: re.Pattern[str] | None
-) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """The conversation with placeholders, and what each stands for. ``specials`` matches special tokens."""
+def quoted_messages(
+    messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], specials: re.Pattern[str] | None
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, str]]:
+    """The conversation and the variables of its template with placeholders, at every depth, and what each stands for.
+    ``specials`` matches special tokens."""
     placeholders: dict[str, str] = {}
 
     def placeholder(match: re.Match[str]) -> str:
@@ -61,11 +62,15 @@ def quote_messages(
             placeholders[literal] = f"\ue000{secrets.token_hex(8)}\ue001"
         return placeholders[literal]
 
-    turns = [
-        {
-            key: value if key == "role" or specials is None else specials.sub(placeholder, value)
-            for key, value in turn.items()
-        }
-        for turn in messages
-    ]
-    return turns, {placeholder: literal for literal, placeholder in placeholders.items()}
+    def quoted(value: Any) -> Any:
+        if specials is None:
+            return value
+        if isinstance(value, str):
+            return specials.sub(placeholder, value)
+        if isinstance(value, Mapping):
+            return {quoted(key): quoted(item) for key, item in value.items()}
+        return [quoted(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    turns = [{key: value if key == "role" else quoted(value) for key, value in turn.items()} for turn in messages]
+    found = quoted(variables)
+    return turns, found, {placeholder: literal for literal, placeholder in placeholders.items()}

@@ -24,6 +24,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
+    variables: dict[str, Any]
 
 
 class Prompt(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +65,7 @@ class Renderer:
             self._template = ChatTemplate(msgspec.msgpack.decode(frame, type=TemplateSource))
             return ""
         asked = self._decode(frame)
-        return self._template.render(asked.messages, asked.add_generation_prompt)
+        return self._template.render(asked.messages, asked.add_generation_prompt, asked.variables)
 
 
 def rehearse() -> None:

@@ -4,12 +4,13 @@ for a conversation over which the template breaks a limit."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from engine.service.chat_template import TemplateFailed, TemplateRefused, TemplateSource, max_chars
-from engine.service.quoting import Rendered, quote_messages
+from engine.service.quoting import Rendered, quoted_messages
 from engine.service.sandbox.frames import MAX_FRAME
 from engine.service.sandbox.process import LimitBroken, Sandbox, SandboxEnded
 from engine.service.template_child import Conversation, Failure, Prompt
@@ -21,7 +22,7 @@ NUM_CHILDREN = 2
 MAX_WORDS = 300
 GREETING = [{"role": "user", "content": "warm"}]
 
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
 
 
 class TemplateWorker:
@@ -36,6 +37,7 @@ class TemplateWorker:
             raise TemplateFailed("the model's chat template has characters that are no Unicode") from None
         if len(setup) > MAX_FRAME:
             raise TemplateFailed(f"the model's chat template has more than {MAX_FRAME >> 20} MB")
+        self.source = source
         self._decode = msgspec.msgpack.Decoder(Prompt | Failure).decode
         self._sandbox = Sandbox(
             "engine.service.template_child", MEMORY_MB, num_children=NUM_CHILDREN, setup=setup, check=self._text
@@ -53,28 +55,37 @@ class TemplateWorker:
             for start in self._starts:
                 start.result()
         except SandboxEnded as error:
-            raise TemplateFailed(f"the model's chat template does not compile: it {error}") from None
+            raise TemplateFailed(f"the model's chat template cannot be used: it {error}") from None
         try:
             self.render_now(GREETING, True)
         except TemplateRefused:
             pass  # it may take other conversations
 
     async def render(
-        self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        specials: re.Pattern[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`, and
-        :class:`SandboxEnded` for what neither template nor conversation is to blame for."""
-        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
+        """The prompt of a conversation. ``specials`` matches special tokens; ``variables``: more names for the
+        template. Raises :class:`TemplateFailed`, and :class:`SandboxEnded` for what neither template nor conversation
+        is to blame for."""
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials, variables or {})
         try:
             return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), quoted)
         except LimitBroken as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
     def render_now(
-        self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        specials: re.Pattern[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """:meth:`render`, blocking the calling thread."""
-        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials, variables or {})
         try:
             return Rendered(self._text(self._sandbox.ask_now(frame, CPU_S, max_reply)), quoted)
         except SandboxEnded as error:
@@ -97,14 +108,14 @@ class TemplateWorker:
 
 
 def _question(
-    messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None
+    messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None, variables: Mapping[str, Any]
 ) -> tuple[bytes, int, dict[str, str]]:
     """What to ask, how large the answer may be, and what stands for what in it."""
-    turns, quoted = quote_messages(messages, specials)
-    conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt))
+    turns, names, quoted = quoted_messages(messages, variables, specials)
+    conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt, names))
     if len(conversation) > MAX_FRAME:
         raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
-    return conversation, 4096 + 4 * max_chars(turns), quoted
+    return conversation, 4096 + 4 * max_chars(turns, names), quoted
 
 
 def _one_line(words: str) -> str:

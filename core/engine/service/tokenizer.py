@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -209,13 +209,19 @@ class Tokenizer:
         return await self._run(client, len(text), self.encode_now, text, add_special_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, client: str = ""
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        client: str = "",
     ) -> tuple[int, ...]:
-        """Ids of a conversation. Special tokens spelled in a message are text, whoever wrote it.
+        """Ids of a conversation. Special tokens spelled in a message, or in one of the ``variables`` for the template,
+        are text, whoever wrote it.
 
         Raises :class:`engine.service.chat_template.TemplateFailed`, and what :meth:`encode` does.
         """
-        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials)
+        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials, variables)
         if len(rendered.text) <= SHORT_CHARS:
             return self._encode_rendered(rendered)
         return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
@@ -229,10 +235,16 @@ class Tokenizer:
         return self._whole(text, add_special_tokens)
 
     def encode_chat_now(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        return self._encode_rendered(self._chat_template().render_now(messages, add_generation_prompt, self._specials))
+        template = self._chat_template()
+        return self._encode_rendered(
+            template.render_now(messages, add_generation_prompt, self._specials, variables)
+        )
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""

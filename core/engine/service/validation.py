@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.contracts.router import ApiRequest
@@ -149,25 +149,26 @@ def too_long(length: str, max_len: int, param: str) -> ApiError:
     )
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Turns as plain dicts for the chat template. Text parts are joined by newlines."""
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Turns as plain dicts for the chat template."""
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _template_message(message: Message, where: str) -> dict[str, str]:
+def _template_message(message: Message, where: str) -> dict[str, Any]:
     for name in ("tool_calls", "function_call", "audio"):
         if getattr(message, name):
             raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
     role = "system" if message.role == "developer" else message.role
     if message.content is None and role != "assistant":
         raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
-    turn = {"role": role, "content": _content_text(message.content, where)}
-    if message.name is not None:
-        turn["name"] = message.name
+    turn: dict[str, Any] = {"role": role, "content": _content(message.content, where)}
+    for name in ("name", "reasoning_content", "reasoning"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
     return turn
 
 
-def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
+def _content(content: str | list[ContentPart] | None, where: str) -> str | list[dict[str, str]]:
     if content is None or isinstance(content, str):
         return content or ""
     for i, part in enumerate(content):
@@ -176,7 +177,7 @@ def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
             found = f"type {part.type[:32]!r}" if part.type != "text" else "no 'text'"
             only = "this server computes text only, of models that see images, too"
             raise bad_request(f"'{at}' has {found}, expected type 'text' with a 'text': {only}.", at)
-    return "\n".join(part.text or "" for part in content)
+    return [{"type": "text", "text": part.text or ""} for part in content]
 
 
 def check_bias_size(bias: dict[str, float] | None) -> None:
