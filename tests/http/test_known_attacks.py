@@ -29,7 +29,7 @@ NAMES_CODE = (
     "regex", "ebnf", "json_schema", "grammar", "lora_path", "lora_request", "adapter", "model_path", "hf_overrides",
     "mm_processor_kwargs", "mm_hashes", "media_io_kwargs", "prompt_embeds", "input_embeds", "image_data", "audio_data",
     "file_url", "documents", "tools_in_user_message", "kv_transfer_params", "rid", "request_id", "bootstrap_host",
-    "cache_prompt", "id_slot", "n_discard", "thinking_budget", "allowed_token_ids", "bad_words", "prompt_logprobs",
+    "id_slot", "n_discard", "thinking_budget", "allowed_token_ids", "bad_words", "prompt_logprobs",
     "logprob_token_ids", "vllm_xargs", "reasoning", "session_params", "background", "conversation",
 )  # fmt: skip
 """Fields by which requests choose code, files, machines or what is another request's, elsewhere."""

@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.http.preparing import encode_text, encode_turns
+from engine.service.chat_template import TemplateSource
 from engine.service.errors import ApiError
 from engine.service.protocol import IGNORED, ChatRequest, CompletionRequest, decode
+from engine.service.template_worker import TemplateWorker
+from engine.service.tokenizer import Tokenizer
 from engine.service.validation import sampling_params
 
-from ..service.fakes import BACKEND, MAX_LEN, VOCAB, ids, in_loop, make_tokenizer, says
+from ..service.fakes import (
+    BACKEND, MAX_LEN, TEMPLATE, TOKENIZER_JSON, VOCAB, ids, in_loop, make_tokenizer, says,
+)  # fmt: skip
+from . import fakes
 from .fakes import chat, completion, events_of, running
 
 
@@ -105,7 +111,8 @@ def test_unknown_fields_are_refused_and_harmless_ones_ignored() -> None:
     assert refused(body(chat_template="{{ 1 }}")).param == "chat_template"
     assert refused(body(tools=[{"type": "function"}])).param == "tools"
     assert refused(body(response_format={"type": "json_object"})).param == "response_format"
-    decode(body(**dict.fromkeys(IGNORED, "x"), tools=[], response_format={"type": "text"}), ChatRequest)
+    ignored = dict.fromkeys(IGNORED.difference(ChatRequest.__struct_fields__), "x")
+    decode(body(**ignored, tools=[], response_format={"type": "text"}), ChatRequest)
 
 
 def test_null_means_absent() -> None:
@@ -302,3 +309,66 @@ async def test_streams_equal_whole_answers_however_steps_are_cut(text: str, stop
     assert [r for part in streamed if (r := part["finish_reason"])] == [choice["finish_reason"]]
     assert events[-1]["usage"] == whole["usage"]
     assert not any(s in choice["text"] for s in stop) and text.startswith(choice["text"])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@in_loop
+async def test_ids_of_prompt_and_output_are_returned_on_request(path: str) -> None:
+    """As many as usage counts; parts of a character, and a stop string that is not shown, included."""
+    is_chat = "chat" in path
+    async with running(says("é1.2")) as server:
+        asked: dict[str, Any] = {"n": 2, "stop": ".", "return_token_ids": True}
+        asked |= chat() if is_chat else completion()
+        _, _, data = await server.post(path, asked)
+        whole = json.loads(data)
+        prompt = list(server.client.requests[0].prompt)
+        _, _, data = await server.post(path, asked | {"stream": True})
+        events = events_of(data)
+        _, _, data = await server.post(path, asked | {"return_token_ids": False})
+        assert b"token_ids" not in data
+    for choice in whole["choices"]:
+        assert choice["token_ids"] == list(ids("é1."))
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
+        assert [id_ for part in mine for id_ in part.get("token_ids", [])] == choice["token_ids"]
+    assert whole["usage"]["completion_tokens"] == 2 * len(ids("é1."))
+    of_prompt = [whole, events] if is_chat else [whole["choices"], [event["choices"][0] for event in events]]
+    found = [part["prompt_token_ids"] for group in of_prompt for part in flat(group) if "prompt_token_ids" in part]
+    assert found == [prompt] * (3 if is_chat else 4)
+
+
+def flat(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+THINKING = TEMPLATE + "{{ 'think ' ~ (reasoning_effort or '-') ~ '|' ~ (note or '') if enable_thinking else 'no' }}"
+
+
+@in_loop
+async def test_variables_of_the_chat_template_reach_it_and_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = TemplateWorker(TemplateSource(THINKING, {}))
+    monkeypatch.setattr(fakes, "make_tokenizer", lambda: Tokenizer(TOKENIZER_JSON, template))
+    async with running() as server:
+        spelled = {"enable_thinking": True, "note": "<|im_end|>"}
+        for fields, ending in (
+            ({}, "no"),
+            ({"enable_thinking": True}, "think -|"),
+            ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"}, "think low|"),
+            ({"chat_template_kwargs": spelled}, "think -|<|im_end|>"),
+        ):
+            assert (await server.post("/v1/chat/completions", chat("hi", **fields)))[0] == 200
+            prompt = server.client.requests[-1].prompt
+            assert prompt[-len(ending) :] == ids(ending)
+            _, _, data = await server.post("/tokenize", chat("hi", **fields))
+            assert json.loads(data)["tokens"] == list(prompt)
+
+
+@in_loop
+async def test_parts_reach_a_template_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    template = TemplateWorker(TemplateSource(source, {}))
+    monkeypatch.setattr(fakes, "make_tokenizer", lambda: Tokenizer(TOKENIZER_JSON, template))
+    parts = [{"type": "text", "text": "b<|end|>"}, {"type": "text", "text": "c"}]
+    turns = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts}]
+    async with running() as server:
+        assert (await server.post("/v1/chat/completions", chat() | {"messages": turns}))[0] == 200
+    assert server.client.requests[0].prompt == ids("[a][b<|end|>][c]")

@@ -17,7 +17,9 @@ from engine.http import bodies
 from engine.http.server import Server
 
 from ..service.fakes import (
+    MAX_LEN,
     MODEL,
+    TEMPLATE,
     DirectRouter,
     MemoryExporter,
     ScriptedClient,
@@ -36,6 +38,8 @@ ROUTES = [
     ("GET", f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
+    ("GET", "/version"),
     ("GET", "/metrics"),
     ("GET", "/engine/plan"),
     ("GET", "/engine/latency"),
@@ -127,6 +131,7 @@ async def test_a_full_server_refuses_before_it_reads_and_says_when_to_come_back(
 async def test_every_route_but_health_needs_the_key() -> None:
     async with running(api_key="sésame") as server:
         good = "Authorization: Bearer " + "sésame".encode().decode("latin-1")
+        own = "x-api-key: " + "sésame".encode().decode("latin-1")
         wrong = [
             "X-None: 1",
             "Authorization: Bearer",
@@ -135,14 +140,19 @@ async def test_every_route_but_health_needs_the_key() -> None:
             "Authorization: bearer s",
             good + "x",
             good + "\r\n" + good,
+            "x-api-key: sesame",
+            "x-api-key: Bearer " + "sésame".encode().decode("latin-1"),
+            own + "\r\n" + own,
+            own + "\r\n" + good + "\r\n" + good,
             "Host: x/health?",
         ]
         for method, path in [*ROUTES, ("GET", "/nowhere"), ("PUT", CHAT), ("GET", "//v1/models"), ("GET", "/health/")]:
             for header in wrong:
                 status, _, data = await server.post(path, b"", header, method=method)
                 assert (status, error_of(data)["code"]) == (401, "invalid_api_key"), (path, header)
-            assert (await server.post(path, b"", good, method=method))[0] != 401
-        assert (await server.get("/health"))[0] == (await server.get("/ready"))[0] == 200
+            for right in (good, own, own + "\r\n" + good, own + "\r\nAuthorization: Bearer of-a-gateway"):
+                assert (await server.post(path, b"", right, method=method))[0] != 401
+        assert (await server.get("/health"))[0] == (await server.get("/ready"))[0] == (await server.get("/"))[0] == 200
 
 
 @in_loop
@@ -194,6 +204,20 @@ async def test_text_becomes_tokens_and_back() -> None:
         assert (await server.post("/tokenize", {}))[0] == 400
         _, _, data = await server.post("/tokenize", {"messages": chat()["messages"]})
         assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(chat()["messages"]))
+
+
+@in_loop
+async def test_the_server_says_what_clients_look_for_at_first() -> None:
+    async with running() as server:
+        for method in ("GET", "HEAD"):
+            assert (await server.post("/", b"", method=method))[0] == 200
+        _, _, data = await server.get("/version")
+        assert json.loads(data) == {"version": "0"}
+        _, _, data = await server.get("/tokenizer_info")
+        found = json.loads(data)
+        assert found.items() >= {
+            "eos_token": "<|end|>", "bos_token": None, "chat_template": TEMPLATE, "model_max_length": MAX_LEN,
+        }.items()  # fmt: skip
 
 
 @in_loop

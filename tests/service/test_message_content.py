@@ -19,7 +19,8 @@ PARTS = (
 )
 BOTH = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}</>{% endfor %}"
+    "{% for p in m.content %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}</>"
+    "{% endfor %}"
 )
 FIRST_PART_OF_SYSTEM = (
     "{% if messages[0].role == 'system' %}{% set c = messages[0].content %}"

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 import os.path
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
+
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
+"""As browsers send it."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,11 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    """When set, every route but health needs ``Authorization: Bearer <api_key>``; see also ``ui``."""
+    """When set, every route but ``/`` and health needs ``Authorization: Bearer <api_key>`` or ``x-api-key: <api_key>``;
+    see also ``ui``."""
+    cors_origins: list[str] = field(default_factory=list)
+    """Web pages of these origins, such as ``https://chat.example.org``, may call the server from a browser; ``*``: all
+    web pages."""
     ui: bool | None = None
     """The page at ``/ui/``. null: behind the key like everything else, so that browsers see it only where no key is
     set; true: its files, which hold no data, need no key, and it asks for the key; false: there is none."""
@@ -293,6 +301,12 @@ class ServerSettings:
         at_least("server.keepalive_s", self.keepalive_s, 0)
         if self.compress_streams and not self.compression:
             raise ValueError("server.compress_streams=true needs server.compression=true")
+        for origin in self.cors_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"server.cors_origins: {origin!r}: expected '*', or scheme, host and perhaps port in lower case, "
+                    "with nothing behind, such as https://chat.example.org or http://localhost:3000"
+                )
         if self.api_key == "":
             raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")
 

@@ -14,6 +14,7 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http import middleware
 from engine.http.bodies import Bodies
+from engine.http.cross_origin import CrossOrigin
 from engine.http.finders import Finders
 from engine.http.routes.chat import chat_completions
 from engine.http.routes.completions import completions
@@ -27,9 +28,12 @@ from engine.http.routes.models import list_models, one_model
 from engine.http.routes.plan import plan as plan_route
 from engine.http.routes.ready import ready
 from engine.http.routes.requests import one_request, recent_requests
+from engine.http.routes.root import root
 from engine.http.routes.stats import stats
 from engine.http.routes.tokenize import tokenize
+from engine.http.routes.tokenizer_info import tokenizer_info
 from engine.http.routes.ui import add_ui
+from engine.http.routes.version import version
 from engine.http.state import STATE, Recorder, ServerState, fingerprint
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
@@ -69,9 +73,11 @@ def build_app(
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
     client.on_events(state.prefill.add)
-    app = web.Application(middlewares=[middleware.account, middleware.authorise])
+    cross_origin = CrossOrigin(settings.cors_origins)
+    app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
     app[STATE] = state
     app.on_response_prepare.append(middleware.stamp)
+    app.on_response_prepare.append(cross_origin.stamp)
     app.cleanup_ctx.append(_resources)
     _add_routes(app.router)
     if settings.ui is not False:
@@ -86,6 +92,9 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/v1/models/{model:.+}", one_model)
     router.add_post("/tokenize", tokenize)
     router.add_post("/detokenize", detokenize)
+    router.add_get("/tokenizer_info", tokenizer_info)
+    router.add_get("/version", version)
+    router.add_get("/", root)
     router.add_get("/health", health)
     router.add_get("/ready", ready)
     router.add_get("/metrics", metrics)

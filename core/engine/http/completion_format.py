@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.contracts.request import TokenLogprobs
 from engine.http.answering import Job
+from engine.http.token_ids import TokenIds
 from engine.service.generation import Delta, SequenceRun
 from engine.service.logprobs import completion_logprobs
 from engine.service.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class CompletionFormat:
     ) -> None:
         self._job = job
         self._runs = runs
+        self._ids = TokenIds(job, runs)
         self._tokenizer = tokenizer
         self._prompt_texts = prompt_texts
         self._wants_logprobs = job.api.sampling.logprobs is not None
@@ -31,10 +33,10 @@ class CompletionFormat:
         text = self._echoed(delta.index) + delta.text if echo else delta.text
         chunks = []
         if text or delta.tokens:
-            chunks.append(self._object([self._choice(delta, text, echo, None)]))
+            chunks.append(self._object([self._choice(delta, text, echo, None, first)]))
         if delta.finish_reason is not None:
             empty = Delta(delta.index, "")
-            chunks.append(self._object([self._choice(empty, "", False, delta.finish_reason)]))
+            chunks.append(self._object([self._choice(empty, "", False, delta.finish_reason, first and not chunks)]))
         return chunks
 
     def whole(self, outputs: Sequence[Delta]) -> dict[str, Any]:
@@ -52,9 +54,14 @@ class CompletionFormat:
     def _echoed(self, index: int) -> str:
         return self._prompt_texts[index // self._job.api.n]
 
-    def _choice(self, delta: Delta, text: str, echo: bool, finish_reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, delta: Delta, text: str, echo: bool, finish_reason: str | None, first: bool = True
+    ) -> dict[str, Any]:
         logprobs = self._logprobs(delta, echo) if self._wants_logprobs else None
-        return {"index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        if self._ids.wanted and first:
+            choice["prompt_token_ids"] = self._job.api.prompts[delta.index // self._job.api.n]
+        return choice | self._ids.new(delta.index)
 
     def _logprobs(self, delta: Delta, echo: bool) -> dict[str, Any]:
         """Offsets count from the beginning of the text that the client sees."""

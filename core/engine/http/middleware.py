@@ -25,9 +25,9 @@ from engine.service.errors import ApiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Served without a key."""
-PROBES = OPEN_ROUTES | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
+PROBES = frozenset({"/health", "/ready"}) | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
 GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -85,10 +85,10 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
             # A web page can make its own host name point here, but it cannot forge the Host header.
             raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
     elif not _is_open(_route(request), settings) and not has_key(
-        request.headers.getall("Authorization", []), settings.api_key
+        request.headers.getall("Authorization", []), request.headers.getall("x-api-key", []), settings.api_key
     ):
         asks = " With server.ui=true, the page asks for it." if _route(request) in UI_ROUTES else ""
-        message = f"Wrong or missing API key; send 'Authorization: Bearer <key>'.{asks}"
+        message = f"Wrong or missing API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.{asks}"
         raise ApiError(401, message, code="invalid_api_key")
     return await handler(request)
 
@@ -111,12 +111,13 @@ def echoed_id(sent: str) -> str:
     return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
 
 
-def has_key(authorizations: list[str], key: str) -> bool:
-    """Exactly one ``Authorization: Bearer <key>``, compared in constant time."""
-    if len(authorizations) != 1:
+def has_key(authorizations: list[str], api_keys: list[str], key: str) -> bool:
+    """``Authorization: Bearer <key>`` or ``x-api-key: <key>``, at most one of each, compared in constant time."""
+    if len(authorizations) > 1 or len(api_keys) > 1:
         return False
-    scheme, _, sent = authorizations[0].partition(" ")
-    return scheme == "Bearer" and hmac.compare_digest(_digest(sent), _digest(key))
+    schemes = [sent.partition(" ") for sent in authorizations]
+    sent = [credentials for scheme, _, credentials in schemes if scheme == "Bearer"] + api_keys
+    return any(hmac.compare_digest(_digest(one), _digest(key)) for one in sent)
 
 
 def _digest(text: str) -> bytes:

@@ -103,7 +103,10 @@ class ChatTemplate:
         self._contents = ContentForms(self._tried)
 
     def render(
-        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation. The content of a message is text or a list of parts, and reaches the template
         as it takes it. ``variables``: more names for the template. Raises :class:`TemplateFailed`, and

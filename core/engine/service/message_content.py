@@ -77,7 +77,7 @@ def _forms(render: Render, role: str, user: Forms) -> Forms:
 
 
 def _tried(render: Render, role: str, user: Forms, content: Any) -> tuple[bool, bool | None]:
-    """Whether a conversation shows the content as it is, and whether one shows it at all (``None``: all are refused)."""
+    """Whether a conversation shows the content as it is, and whether one shows it at all; ``None``: all are refused."""
     sought, shown = WORDS[: 1 if content is TEXT else 2], None
     for conversation in _conversations(role, content, user):
         prompt = render(conversation)

@@ -28,6 +28,7 @@ from engine.service.validation import (
     choice_count,
     split_prompts,
     template_messages,
+    template_variables,
     too_long,
 )
 
@@ -50,6 +51,8 @@ class Limits(msgspec.Struct, frozen=True):
 class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
     options: ChatOptions
     turns: Turns
+    variables: dict[str, Any]
+    """For the chat template."""
 
 
 class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
@@ -71,6 +74,8 @@ class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
     turns: Turns | None
     add_special_tokens: bool
     add_generation_prompt: bool
+    variables: dict[str, Any]
+    """For the chat template."""
 
 
 class ParsedDetokenize(msgspec.Struct, frozen=True, tag="detokenize"):
@@ -107,7 +112,8 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
     check_model(request.model, limits.model)
     _check_fan_out(1, choice_count(request), limits)
-    return ParsedChat(_options(request, ChatOptions), _turns(request.messages, limits))
+    turns, variables = _turns(request.messages, limits), template_variables(request)
+    return ParsedChat(_options(request, ChatOptions), turns, variables)
 
 
 def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
@@ -133,6 +139,7 @@ def _tokenize(body: bytes, limits: Limits) -> ParsedTokenize:
         None if request.messages is None else _turns(request.messages, limits),
         request.add_special_tokens is not False,
         request.add_generation_prompt is not False,
+        template_variables(request),
     )
 
 

@@ -1,7 +1,8 @@
 """The request bodies of the API, field by field, with their types and ranges.
 
-``null`` always means the same as leaving the field out. A field that is not listed here is either ignored because it
-cannot change the output (:data:`IGNORED`), accepted while it asks for nothing special (:data:`NEUTRAL`), or refused.
+``null`` means the same as leaving the field out, at every depth. A field that is not listed here is either ignored
+because it cannot change the output (:data:`IGNORED`), accepted while it asks for nothing special (:data:`NEUTRAL`), or
+refused.
 """
 
 from __future__ import annotations
@@ -28,9 +29,22 @@ IGNORED: frozenset[str] = frozenset(
         "prompt_cache_retention",
         "prompt_cache_options",
         "moderation",
+        "verbosity",
+        "web_search_options",
+        "prediction",
+        "cache_prompt",
+        "keep_alive",
+        "num_ctx",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "reasoning_effort",
+        "enable_thinking",
+        "think",
     }
 )
-"""Accepted and without effect: bookkeeping of other services that never changes the text."""
+"""Accepted and without effect, unless they are fields of the request: bookkeeping of other services, what only other
+models or engines do with a prompt, and in completions what would be said to a chat template."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -43,7 +57,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
-    "return_token_ids": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True,),
@@ -54,9 +67,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TokenCount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+OutputLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1: as many as there is room for."""
 StopString = Annotated[str, Meta(min_length=1, max_length=512)]
 Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TemplateVariables = Annotated[dict[str, Any], Meta(max_length=64)]
+"""By name: what the chat template of the model makes of them is its own."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,7 +120,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop: Stops | None = None
     include_stop_str_in_output: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: OutputLimit | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -117,6 +136,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """A stream of one sequence also shows how far its prompt is, as ``prompt_progress``."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    return_token_ids: bool | None = None
+    """Ids of prompt and output beside their text."""
     user: Annotated[str, Meta(max_length=512)] | None = None
     """Users take turns; without it, clients are told apart by their addresses."""
 
@@ -124,10 +145,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 class ChatOptions(GenerationRequest, kw_only=True):
     """A chat request but for its messages."""
 
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: OutputLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
+    think: bool | Effort | None = None
+    reasoning_effort: Effort | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise bad_request(f"{name!r} is 0, expected at least 1, or -1 for no limit.", name, "invalid_value")
 
 
 class ChatRequest(ChatOptions, kw_only=True):
@@ -137,10 +167,9 @@ class ChatRequest(ChatOptions, kw_only=True):
 class CompletionOptions(GenerationRequest, kw_only=True):
     """A completion request but for its prompt."""
 
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """0 generates nothing: with ``echo`` and ``logprobs``, only the prompt is scored."""
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
+    """With ``logprobs`` and a ``max_tokens`` of 0, the prompt is scored and nothing is generated."""
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
@@ -155,6 +184,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
+    think: bool | Effort | None = None
+    reasoning_effort: Effort | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -185,9 +218,15 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error), fields) from None
+        wrong = str(error)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise bad_request(f"The request body is not valid JSON: {_explain(error)}.") from None
+    if b"null" in body:
+        try:
+            return msgspec.convert(_plain(fields), kind)
+        except msgspec.ValidationError as error:
+            wrong = str(error)
+    raise _field_error(wrong, fields)
 
 
 def _explain(error: Exception) -> str:
@@ -206,13 +245,32 @@ def _refuse_unknown(fields: dict[str, msgspec.Raw], known: frozenset[str]) -> No
         if name not in NEUTRAL:
             raise bad_request(f"Unknown field {shown!r}: this server does not know it.", shown, "unknown_parameter")
         try:
-            value = msgspec.json.decode(raw)
+            value = _without_nulls(msgspec.json.decode(raw))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             value = NotImplemented
         if value not in NEUTRAL[name]:
             raise bad_request(
                 f"{shown!r} is not supported by this server; leave it out.", shown, "unsupported_parameter"
             )
+
+
+def _plain(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
+    plain = {}
+    for name, raw in fields.items():
+        try:
+            plain[name] = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            why = _AT.sub("", _explain(error))
+            raise bad_request(f"Invalid value for {name[:64]!r}: {why}.", name[:64], "invalid_value") from None
+    found: dict[str, Any] = _without_nulls(plain)
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    """JSON without the members that are null; items of arrays stay where they are."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _field_error(message: str, fields: dict[str, msgspec.Raw]) -> ApiError:

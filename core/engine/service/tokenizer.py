@@ -242,9 +242,7 @@ class Tokenizer:
     ) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
         template = self._chat_template()
-        return self._encode_rendered(
-            template.render_now(messages, add_generation_prompt, self._specials, variables)
-        )
+        return self._encode_rendered(template.render_now(messages, add_generation_prompt, self._specials, variables))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""

@@ -8,11 +8,23 @@ from typing import Any, TypeVar
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.service.errors import ApiError, bad_request
-from engine.service.protocol import ChatOptions, CompletionOptions, ContentPart, GenerationRequest, Message
+from engine.service.protocol import (
+    ChatOptions,
+    CompletionOptions,
+    ContentPart,
+    GenerationRequest,
+    Message,
+    TokenizeRequest,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
+NO_LIMIT = -1
 MOST_ECHOED = 2**16
 """Prompt tokens with log probabilities in one answer: about 200 bytes each."""
+
+RESERVED = {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
+"""Names that mean something else to a chat template, or to who calls it."""
+MOST_NESTED = 16
 
 Prompt = str | tuple[int, ...]
 T = TypeVar("T", tuple[int, ...], list[int])
@@ -118,7 +130,7 @@ def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
 
 
 def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int | None, param: str) -> int:
-    """Most output tokens. ``default=None`` means: all the room that the prompt leaves.
+    """Most output tokens. ``default=None``, and ``asked`` if it is -1, mean: all the room that the prompt leaves.
 
     Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens. A prompt
     that fills them can be scored: ``asked`` is 0.
@@ -130,6 +142,8 @@ def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int 
         raise too_long(str(prompt_len), max_len, "messages" if default is None else "prompt")
     if asked is None:
         return room if default is None else min(default, room)
+    if asked == NO_LIMIT:
+        return room
     if asked > room:
         raise bad_request(
             f"The prompt has {prompt_len} tokens and {param} is {asked}: together more than the {max_len} tokens "
@@ -147,6 +161,32 @@ def too_long(length: str, max_len: int, param: str) -> ApiError:
         param,
         "context_length_exceeded",
     )
+
+
+def template_variables(request: ChatOptions | TokenizeRequest) -> dict[str, Any]:
+    """What a request tells the chat template besides its messages: its ``chat_template_kwargs``, and below them what
+    it says about reasoning, by the names that templates read."""
+    given = request.chat_template_kwargs or {}
+    if taken := sorted(RESERVED & given.keys()):
+        at = f"chat_template_kwargs.{taken[0]}"
+        raise bad_request(f"{at!r} is not a variable that a request can set.", at)
+    if _is_deeper(given, MOST_NESTED):
+        raise bad_request(f"chat_template_kwargs is nested more than {MOST_NESTED} deep.", "chat_template_kwargs")
+    think, effort = request.think, request.reasoning_effort
+    if isinstance(think, str):
+        think, effort = None, effort or think
+    enabled = request.enable_thinking if request.enable_thinking is not None else think
+    if enabled is None and effort == "none":
+        enabled = False
+    told = {"reasoning_effort": effort, "enable_thinking": enabled, "thinking": enabled, **given}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_deeper(item, most - 1) for item in items)
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:

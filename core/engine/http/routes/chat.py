@@ -23,7 +23,10 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         options, n = chat.options, choice_count(chat.options)
         client = client_of(http, options.user)
         with state.admission.enter(client, n) as flight:
-            prompt = await encode_turns(state, client, chat.turns, options.add_generation_prompt is not False)
+            prompt = await encode_turns(
+                state, client, chat.turns, options.add_generation_prompt is not False, chat.variables
+            )
             arrival = arrival_of(http, received_s, parsed_s)
             job = make_job(state, options, (prompt,), n, body, client, arrival)
-            return await answer(http, state, flight, job, lambda _: ChatFormat(job, state.tokenizer.token_bytes))
+            token_bytes = state.tokenizer.token_bytes
+            return await answer(http, state, flight, job, lambda runs: ChatFormat(job, runs, token_bytes))

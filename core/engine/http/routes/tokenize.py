@@ -22,7 +22,7 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
         body.forget()
         with state.admission.enter(client, 1):
             if asked.turns is not None:
-                tokens = await encode_turns(state, client, asked.turns, asked.add_generation_prompt)
+                tokens = await encode_turns(state, client, asked.turns, asked.add_generation_prompt, asked.variables)
             else:
                 tokens = await encode_text(
                     state, client, asked.text or "", add_special_tokens=asked.add_special_tokens, fits=False
