@@ -17,7 +17,7 @@ from openai import BadRequestError, OpenAI
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.attack.clients import openai_cases, outcome
+from tools.clients.cases import openai_cases, outcome
 
 from engine.service.timings import SPANS
 
@@ -135,4 +135,4 @@ def test_plan_latency_and_metrics_are_served(url: str) -> None:
 
 def test_the_openai_client_gets_what_it_asks_for_or_a_refusal_it_understands(url: str) -> None:
     wrong = {name: outcome(call, refused) for name, call, refused in openai_cases(f"{url}/v1")}
-    assert len(wrong) == 12 and not any(wrong.values()), wrong
+    assert len(wrong) == 14 and not any(wrong.values()), wrong

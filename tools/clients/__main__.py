@@ -1,0 +1,109 @@
+"""Client libraries against the server: each is asked for what it offers, and what the server lacks must be refused in
+words that the library understands.
+
+Give the interpreters of virtual environments that have some of the libraries (``cases.CASES``), and folders in which
+``npm install openai`` or ``npm install ai @ai-sdk/openai-compatible`` was run (``litellm`` needs ``mcp`` for tools and
+responses):
+
+    python -m tools.clients --python /tmp/openai2/bin/python --python /tmp/litellm/bin/python --node /tmp/node6
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tools.attack.harness import Row, arguments, run, target_of
+from tools.clients.cases import ANSWER, ASK, BESIDE, CASES, COMPLETE, HISTORY, PLAIN, SCHEMA, TOOL, outcome
+
+HERE = Path(__file__).parent
+NODE = {"openai": "openai.mjs", "@ai-sdk/openai-compatible": "vercel.mjs"}
+"""Scripts by package."""
+LIMIT_S = 600
+
+
+def inside(url: str) -> None:
+    """Runs in an environment of its own: prints each library that it has, and what came of each case."""
+    found = []
+    for library, cases in CASES.items():
+        if version := _version(library):
+            tried = {name: outcome(call, refused) for name, call, refused in cases(url)}
+            found.append({"library": f"{library} {version}", "cases": tried})
+    print("\n" + json.dumps(found))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+async def attack(options: argparse.Namespace) -> list[Row]:
+    async with target_of(options) as target:
+        url = f"http://{target.host}:{target.port}/v1"
+        rows = []
+        for python in options.python:
+            rows += await _rows([python, "-m", "tools.clients", "--inside", url], None, {})
+        for folder in options.node:
+            for package, script in NODE.items():
+                if (Path(folder) / "node_modules" / package).exists():
+                    # Not as a file: it is to find the packages of the folder.
+                    source = (HERE / script).read_text()
+                    told = {"CASES": json.dumps(_node_cases(url)), "RUN": (HERE / "run.mjs").as_uri()}
+                    rows += await _rows(["node", "--input-type=module", "-e", source], folder, told)
+        return rows
+
+
+def _node_cases(url: str) -> dict[str, Any]:
+    names = {"ask": ASK, "complete": COMPLETE, "tool": TOOL, "schema": SCHEMA, "answer": ANSWER}
+    return {"url": url, "plain": PLAIN, "beside": BESIDE, "history": HISTORY} | names
+
+
+async def _rows(command: list[str], folder: str | None, more: dict[str, str]) -> list[Row]:
+    # Nothing of this environment: the library is to be the other one's.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, env=environment | more, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            out, err = await process.communicate()
+        found = json.loads(out.splitlines()[-1])
+    except (TimeoutError, ValueError, IndexError):
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+            return [Row(f"clients: {command[0]}", "everything", f"not done in {LIMIT_S} s", "all", False)]
+        said = [line for line in err.decode(errors="replace").splitlines() if "Error" in line]
+        return [Row(f"clients: {command[0]}", "everything", f"did not run: {' '.join(said)[:200]}", "all", False)]
+    rows = []
+    for library in found:
+        wrong = {name: why for name, why in library["cases"].items() if why}
+        shown = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "all as they should be"
+        rows.append(Row(f"clients: {library['library']}", ", ".join(library["cases"]), shown, "all", not wrong))
+    return rows
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--python", action="append", default=[], help="an interpreter; may be repeated")
+    parser.add_argument("--node", action="append", default=[], help="a folder with node_modules; may be repeated")
+    parser.add_argument("--inside", metavar="URL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        inside(options.inside)
+        return 0
+    if not options.python and not options.node:
+        parser.error("nothing to try: give --python or --node")
+    return run(options, attack)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""What each Python library is asked for, in an environment that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
+QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
+ASK: dict[str, Any] = {"model": "bundled", "messages": QUESTION, "temperature": 0, "max_tokens": 80}
+PROMPT = "class Counter(dict):\n    def"
+COMPLETE: dict[str, Any] = {"model": "bundled", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+PLAIN: dict[str, Any] = {
+    "reasoning_effort": "low", "verbosity": "low", "user": "u", "metadata": {"a": "b"}, "store": False,
+    "service_tier": "auto", "safety_identifier": "u", "prompt_cache_key": "k", "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"}, "web_search_options": {}, "n": None, "stop": None, "seed": None,
+    "logit_bias": None, "response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
+"""Fields of OpenAI's API that must not turn a client away, nor change the text."""
+BESIDE: dict[str, Any] = {
+    "chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": False, "think": False, "cache_prompt": True,
+    "num_ctx": 4096, "keep_alive": "5m", "mirostat": 0, "return_token_ids": True, "top_k": -1, "anything": None,
+}  # fmt: skip
+"""Fields of other servers, and null where nobody knows a name."""
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"type": "text", "text": "You are"}], "name": None, "tool_call_id": None},
+    {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_control": None}]},
+    {"role": "assistant", "content": "Hi.", "reasoning": "why", "id": "msg_1", "refusal": None, "tool_calls": None,
+     "function_call": None, "audio": None, "annotations": []},
+    *QUESTION,
+]  # fmt: skip
+
+Cases = Iterator[tuple[str, Callable[[], Any], int]]
+"""A name, what to call, and the status it must be refused with; 0: it must be answered."""
+
+
+def check(condition: bool, what: Any) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def check_logprobs(entries: Any) -> None:
+    """Of three alternatives each."""
+    for entry in entries:
+        check(-math.inf < entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 3, entry)
+        check(bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"] or "\ufffd" in entry["token"], entry)
+    check("".join(entry["token"] for entry in entries).startswith(ANSWER), entries)
+
+
+def outcome(call: Callable[[], Any], refused: int) -> str:
+    """What went wrong with a case; empty if nothing did."""
+    try:
+        call()
+    except AssertionError as error:
+        return f"wrong: {str(error)[:200]}"
+    except Exception as error:
+        status = getattr(error, "status_code", None)
+        if status == refused and len(str(error)) > 20:
+            return ""
+        return f"{type(error).__name__} {status}: {str(error)[:200]}"
+    return f"answered, expected a refusal with {refused}" if refused else ""
+
+
+def openai_cases(url: str) -> Cases:
+    import openai
+
+    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
+
+    def chat() -> None:
+        done = client.chat.completions.create(**ASK, n=2)
+        check([choice.index for choice in done.choices] == [0, 1], done)
+        check(all(choice.message.content.startswith(ANSWER) for choice in done.choices), done)
+        usage = done.usage
+        check(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage)
+        check(usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens, usage)
+
+    def stream() -> None:
+        chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        check(text == client.chat.completions.create(**ASK).choices[0].message.content, text)
+        check(sum(choice.finish_reason is not None for chunk in chunks for choice in chunk.choices) == 1, chunks)
+        check([chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True], chunks)
+
+    def helper() -> None:
+        with client.chat.completions.stream(**ASK) as events:
+            check(events.get_final_completion().choices[0].message.content.startswith(ANSWER), "the stream helper")
+
+    def logprobs() -> None:
+        done = client.chat.completions.create(**ASK, logprobs=True, top_logprobs=3)
+        check_logprobs([entry.model_dump() for entry in done.choices[0].logprobs.content])
+
+    def models() -> None:
+        check([model.id for model in client.models.list()] == ["bundled"], "the list")
+        check(client.models.retrieve("bundled").object == "model", "the model")
+
+    def completions() -> None:
+        done = client.completions.create(**COMPLETE, echo=True, logprobs=2, n=2).choices
+        found = done[0].logprobs
+        check(len(done) == 2 and done[0].text.startswith(PROMPT), done)
+        check(found.token_logprobs[0] is None and all(p <= 0 for p in found.token_logprobs[1:]), found)
+        for token, offset in zip(found.tokens, found.text_offset):
+            check(done[0].text.startswith(token, offset), (token, offset))
+        parts = list(client.completions.create(**COMPLETE, stream=True))
+        check(PROMPT + "".join(part.choices[0].text for part in parts) == done[0].text, parts)
+
+    def harmless() -> None:
+        asked: dict[str, Any] = ASK | PLAIN | {"extra_body": BESIDE}
+        done = client.chat.completions.create(**asked).choices[0]
+        check(done.message.content == client.chat.completions.create(**ASK).choices[0].message.content, done)
+        stream = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        parts = [choice for chunk in stream for choice in chunk.choices]
+        check("".join(part.delta.content or "" for part in parts) == done.message.content, parts)
+        ids = [id_ for part in parts for id_ in (part.model_extra or {}).get("token_ids", [])]
+        check(len(ids) > 10 and ids == (done.model_extra or {})["token_ids"], ids)
+        check(client.chat.completions.create(**asked | {"messages": HISTORY}).choices[0].message.content, "a history")
+
+    def harmless_completions() -> None:
+        asked = {name: value for name, value in BESIDE.items() if name != "chat_template_kwargs"}
+        done = client.completions.create(**COMPLETE, user="u", extra_body=asked | {"metadata": {}, "store": False})
+        check(done.choices[0].text == client.completions.create(**COMPLETE).choices[0].text, done)
+
+    yield from (("chat", chat, 0), ("stream", stream, 0), ("stream helper", helper, 0))
+    yield from (("harmless fields", harmless, 0), ("harmless fields, completions", harmless_completions, 0))
+    yield from (("logprobs", logprobs, 0), ("models", models, 0), ("completions", completions, 0))
+    yield "tools", lambda: client.chat.completions.create(**ASK, tools=[TOOL]), 400
+    yield "json_schema", lambda: client.chat.completions.create(**ASK, response_format=SCHEMA), 400
+    yield "embeddings", lambda: client.embeddings.create(model="bundled", input="x"), 404
+    yield "responses", lambda: client.responses.create(model="bundled", input="x"), 404
+    yield "another model", lambda: client.chat.completions.create(**ASK | {"model": "other"}), 404
+    yield "a bad value", lambda: client.chat.completions.create(**ASK | {"temperature": 3}), 400
+
+
+def langchain_cases(url: str) -> Cases:
+    from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+
+    at: Any = {"base_url": url, "api_key": "unused", "model": "bundled", "max_retries": 0}
+    chat = ChatOpenAI(**at, temperature=0, max_tokens=40)
+
+    def invoke() -> None:
+        done = chat.invoke(QUESTION[0]["content"])
+        check(done.content.startswith(ANSWER), done)
+        usage = done.usage_metadata
+        check(usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"], usage)
+        check(usage["input_token_details"]["cache_read"] <= usage["input_tokens"], usage)
+
+    def stream() -> None:
+        whole = None
+        for part in chat.stream(QUESTION[0]["content"], stream_usage=True):
+            whole = part if whole is None else whole + part
+        check(whole is not None and whole.content == chat.invoke(QUESTION[0]["content"]).content, whole)
+        check(whole.usage_metadata["output_tokens"] > 0, whole)
+
+    def logprobs() -> None:
+        done = chat.bind(logprobs=True, top_logprobs=3).invoke(QUESTION[0]["content"])
+        check_logprobs(done.response_metadata["logprobs"]["content"])
+
+    def completions() -> None:
+        complete = OpenAI(**at, temperature=0, max_tokens=8)
+        check("".join(complete.stream(PROMPT)) == complete.invoke(PROMPT) != "", "stream and whole")
+
+    def harmless() -> None:
+        bound = ChatOpenAI(
+            **at, temperature=0, max_tokens=40, reasoning_effort="low", verbosity="low", service_tier="auto",
+            store=False, metadata={"a": "b"}, use_responses_api=False, extra_body=BESIDE, n=1, stream_usage=True,
+        )  # fmt: skip
+        check(bound.invoke(QUESTION[0]["content"]).content == chat.invoke(QUESTION[0]["content"]).content, "text")
+        check("".join(part.content for part in bound.stream(QUESTION[0]["content"])).startswith(ANSWER[:20]), "stream")
+
+    yield from (("chat", invoke, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
+    yield "harmless fields", harmless, 0
+    yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 400
+    yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 400
+    embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
+    yield "embeddings", lambda: embeddings.embed_query("x"), 404
+    yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 404
+
+
+def litellm_cases(url: str) -> Cases:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices over the network
+    import litellm
+
+    litellm.suppress_debug_info = True
+    at: Any = {"api_base": url, "api_key": "unused", "num_retries": 0, "max_retries": 0}
+    ask, complete = ASK | at | {"model": "openai/bundled"}, COMPLETE | at | {"model": "text-completion-openai/bundled"}
+
+    def chat() -> None:
+        done = litellm.completion(**ask)
+        check(done.choices[0].message.content.startswith(ANSWER), done)
+        check(done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens, done.usage)
+
+    def stream() -> None:
+        parts = [part.choices[0].delta.content or "" for part in litellm.completion(**ask, stream=True)]
+        check("".join(parts) == litellm.completion(**ask).choices[0].message.content, parts)
+
+    def logprobs() -> None:
+        done = litellm.completion(**ask, logprobs=True, top_logprobs=3)
+        check_logprobs(json.loads(json.dumps(done.choices[0].logprobs, default=lambda o: o.model_dump()))["content"])
+
+    def completions() -> None:
+        whole = litellm.text_completion(**complete).choices[0].text
+        parts = [part.choices[0].text or "" for part in litellm.text_completion(**complete, stream=True)]
+        check("".join(parts) == whole != "", parts)
+
+    def harmless() -> None:
+        passed = ["reasoning_effort", "verbosity", "store", "metadata", "prediction", "web_search_options"]
+        asked: dict[str, Any] = ask | PLAIN | {"extra_body": BESIDE, "allowed_openai_params": passed}
+        whole = litellm.completion(**ask).choices[0].message.content
+        check(litellm.completion(**asked).choices[0].message.content == whole, whole)
+        stream = litellm.completion(**asked, stream=True, stream_options={"include_usage": True})
+        check("".join(part.choices[0].delta.content or "" for part in stream if part.choices) == whole, whole)
+        check(litellm.completion(**asked | {"messages": HISTORY}).choices[0].message.content, "a history")
+        check(litellm.text_completion(**complete, user="u").choices[0].text != "", "a completion")
+
+    yield from (("chat", chat, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
+    yield "harmless fields", harmless, 0
+    yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 400
+    yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 400
+    yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
+    yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 404
+
+
+def pydantic_ai_cases(url: str) -> Cases:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("bundled", provider=OpenAIProvider(base_url=url, api_key="unused"))
+    plain: Any = {"temperature": 0, "max_tokens": 80}
+    more: Any = {"openai_reasoning_effort": "low", "openai_user": "u", "parallel_tool_calls": False, "seed": 1}
+    more |= {"openai_service_tier": "auto", "openai_store": False, "extra_body": BESIDE}
+
+    def chat() -> None:
+        done = Agent(model, model_settings=plain).run_sync(QUESTION[0]["content"])
+        check(done.output.startswith(ANSWER), done)
+        again = Agent(model, model_settings=plain).run_sync("And json.loads?", message_history=done.all_messages())
+        check(again.output, again)
+
+    def stream() -> None:
+        async def whole() -> str:
+            async with Agent(model, model_settings=plain).run_stream(QUESTION[0]["content"]) as result:
+                return "".join([part async for part in result.stream_text(delta=True)])
+
+        check(asyncio.run(whole()).startswith(ANSWER), "a stream")
+
+    def harmless() -> None:
+        check(Agent(model, model_settings=plain | more).run_sync(QUESTION[0]["content"]).output.startswith(ANSWER), "")
+
+    yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
+
+
+def agents_cases(url: str) -> Cases:
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+    from openai import AsyncOpenAI
+    from openai.types.shared import Reasoning
+
+    set_tracing_disabled(True)
+
+    def agent(**settings: Any) -> Any:
+        model = OpenAIChatCompletionsModel("bundled", AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
+        return Agent("a", model=model, model_settings=ModelSettings(temperature=0, max_tokens=80, **settings))
+
+    def chat() -> None:
+        check(Runner.run_sync(agent(), QUESTION[0]["content"]).final_output.startswith(ANSWER), "an answer")
+
+    def stream() -> None:
+        async def whole() -> Any:
+            result = Runner.run_streamed(agent(), QUESTION[0]["content"])
+            async for _ in result.stream_events():
+                pass
+            return result.final_output
+
+        check(asyncio.run(whole()).startswith(ANSWER), "a stream")
+
+    def harmless() -> None:
+        asked = agent(
+            reasoning=Reasoning(effort="low"), verbosity="low", metadata={"a": "b"}, store=False, include_usage=True,
+            parallel_tool_calls=False, extra_body=BESIDE,
+        )  # fmt: skip
+        check(Runner.run_sync(asked, QUESTION[0]["content"]).final_output.startswith(ANSWER), "an answer")
+
+    yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
+
+
+def llama_index_cases(url: str) -> Cases:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    at: Any = {"model": "bundled", "api_base": url, "api_key": "unused", "temperature": 0, "max_tokens": 80}
+    at |= {"max_retries": 0, "context_window": 4096}
+    llm, asked = OpenAILike(**at, is_chat_model=True), [ChatMessage(role="user", content=QUESTION[0]["content"])]
+
+    def chat() -> None:
+        check((llm.chat(asked).message.content or "").startswith(ANSWER), "an answer")
+
+    def stream() -> None:
+        check("".join(part.delta or "" for part in llm.stream_chat(asked)).startswith(ANSWER), "a stream")
+
+    def completions() -> None:
+        plain = OpenAILike(**at, is_chat_model=False)
+        check(plain.complete(PROMPT).text == "".join(part.delta or "" for part in plain.stream_complete(PROMPT)), "")
+
+    def harmless() -> None:
+        more = {"user": "u", "metadata": {"a": "b"}, "parallel_tool_calls": False, "extra_body": BESIDE}
+        done = OpenAILike(**at, is_chat_model=True, reasoning_effort="low", additional_kwargs=more).chat(asked)
+        check((done.message.content or "").startswith(ANSWER), done)
+
+    yield from (("chat", chat, 0), ("stream", stream, 0), ("completions", completions, 0))
+    yield "harmless fields", harmless, 0
+
+
+def instructor_cases(url: str) -> Cases:
+    import instructor
+    import openai
+
+    client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="unused"), mode=instructor.Mode.MD_JSON)
+
+    def chat() -> None:
+        done = client.chat.completions.create(response_model=None, **ASK | PLAIN, extra_body=BESIDE)
+        check(done.choices[0].message.content.startswith(ANSWER), done)
+
+    yield "harmless fields", chat, 0
+
+
+def dspy_cases(url: str) -> Cases:
+    import dspy
+
+    lm = dspy.LM("openai/bundled", api_base=url, api_key="unused", cache=False, temperature=0, max_tokens=80)
+
+    def chat() -> None:
+        check(str(lm(QUESTION[0]["content"])[0]).startswith(ANSWER), "an answer")
+
+    def harmless() -> None:
+        check(str(lm(QUESTION[0]["content"], user="u", n=1, extra_body=BESIDE)[0]).startswith(ANSWER), "an answer")
+
+    yield from (("chat", chat, 0), ("harmless fields", harmless, 0))
+
+
+def llm_cases(url: str) -> Cases:
+    from llm.default_plugins.openai_models import Chat
+
+    model: Any = Chat("bundled", model_name="bundled", api_base=url, key="unused")
+    model.key = "unused"
+
+    def chat(stream: bool) -> None:
+        done = model.prompt(QUESTION[0]["content"], stream=stream, temperature=0, max_tokens=80)
+        check(done.text().startswith(ANSWER), "an answer")
+
+    yield from (("chat", lambda: chat(False), 0), ("stream", lambda: chat(True), 0))
+
+
+def anthropic_cases(url: str) -> Cases:
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="unused", max_retries=0)
+    ask: Any = {"model": "bundled", "max_tokens": 8, "messages": QUESTION}
+    yield "models", lambda: check([model.id for model in client.models.list()] == ["bundled"], "the list"), 0
+    yield "messages", lambda: client.messages.create(**ask), 404
+
+
+CASES = {
+    "openai": openai_cases,
+    "langchain-openai": langchain_cases,
+    "litellm": litellm_cases,
+    "llama-index-llms-openai-like": llama_index_cases,
+    "pydantic-ai-slim": pydantic_ai_cases,
+    "openai-agents": agents_cases,
+    "instructor": instructor_cases,
+    "dspy": dspy_cases,
+    "llm": llm_cases,
+    "anthropic": anthropic_cases,
+}
+"""By distribution."""
