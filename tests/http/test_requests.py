@@ -20,7 +20,15 @@ from engine.service.tokenizer import Tokenizer
 from engine.service.validation import sampling_params
 
 from ..service.fakes import (
-    BACKEND, MAX_LEN, TEMPLATE, TOKENIZER_JSON, VOCAB, ids, in_loop, make_tokenizer, says,
+    BACKEND,
+    MAX_LEN,
+    TEMPLATE,
+    TOKENIZER_JSON,
+    VOCAB,
+    ids,
+    in_loop,
+    make_tokenizer,
+    says,
 )  # fmt: skip
 from . import fakes
 from .fakes import chat, completion, events_of, running

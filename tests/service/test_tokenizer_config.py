@@ -89,6 +89,7 @@ def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
 VARIABLES = (
     "{% for name, value in [('bos', bos_token), ('eos', eos_token), ('tools', tools), ('documents', documents)] %}"
     "{{ name }}: {{ value is defined }} {{ value is none }} {{ value }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
 )
 
 
@@ -100,7 +101,7 @@ def test_a_template_has_the_names_that_transformers_gives_it(bos: Any, tmp_path:
     ours = Tokenizer.from_directory(tmp_path)
     assert ours.template is not None
     assert ours.template.render_now(messages, False).text == theirs
-    assert "bos: True False <s>\neos: False False \ntools: True True None\ndocuments: True True None" in theirs
+    assert "bos: True False <s>\neos: False False \ntools: True True None\ndocuments: True True None\nx" in theirs
     ours.close()
 
 
