@@ -364,6 +364,20 @@ def test_nothing_is_pickled_or_evaluated(folder):
     assert wrong == []
 
 
+def test_no_child_runs_files_of_the_current_folder():
+    """``python -m`` would take them for the libraries that they are named as; what ``PYTHONPATH`` names is found."""
+    commands = [
+        (file.name, [ast.unparse(part) for part in (node.args if isinstance(node, ast.Call) else node.elts)[:2]])
+        for file in (*sources(CORE), *sources(PLUGINS))
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.List | ast.Tuple | ast.Call)
+    ]
+    pythons = [command for command in commands if command[1][:1] == ["sys.executable"]]
+    with_given_flags = ("actor.py", ["sys.executable", "*arguments"])
+    assert with_given_flags in pythons and len(pythons) > 8
+    assert [command for command in pythons if command[1][1] != "'-P'" and command != with_given_flags] == []
+
+
 WALL_CLOCK = {
     "core/engine/native/library_cache.py",  # ages of files
     "core/engine/service/chat_template.py",  # the date, for templates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,3 +16,18 @@ def checkpoints() -> Iterator[Callable[[type[Family], str], Any]]:
     with FOLDERS:
         yield lambda family, name: family().checkpoint(name)
     WRITTEN.clear()
+
+
+NAMED_AS_LIBRARIES = ("torch", "ray", "json", "msgspec", "argparse", "engine_plugins")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The current folder holds files named as libraries, which must not be run."""
+    folder, marker = tmp_path / "current", tmp_path / "was run"
+    folder.mkdir()
+    for name in NAMED_AS_LIBRARIES:
+        (folder / f"{name}.py").write_text(f"import sys; open({str(marker)!r}, 'a').write(f'{{__name__}} {{sys.argv}}')")
+    monkeypatch.chdir(folder)
+    yield
+    assert not marker.exists(), marker.read_text()

@@ -53,6 +53,7 @@ def num_sockets() -> int:
     return found
 
 
+@pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize(
     ("sizes", "deaths"),
     [

@@ -66,6 +66,7 @@ def assert_ended(process: subprocess.Popen[bytes], said: str) -> None:
     assert process.wait(20) == 0 and said in text, text
 
 
+@pytest.mark.usefixtures("planted")
 def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv(TOKEN, "secret")
@@ -76,6 +77,7 @@ def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: p
     assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
 
 
+@pytest.mark.usefixtures("planted")
 def test_the_same_command_with_another_rank_in_its_environment_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     worker = start("serve", "device=cpu", "parallelism=env", *COMMON, RANK="1", **shared)

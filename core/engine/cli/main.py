@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m` puts the current folder there, which may be anybody's: its files are not run
+
+import os
 import traceback
 from collections.abc import Sequence
 

@@ -36,7 +36,7 @@ def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
         address_of(address)
     except ValueError as error:
         raise AssemblyError([str(error)]) from error
-    command = [sys.executable, "-m", "engine.startup.worker", "--join", address, "--rank", str(rank)]
+    command = [sys.executable, "-P", "-m", "engine.startup.worker", "--join", address, "--rank", str(rank)]
     process: subprocess.Popen[bytes] | None = None
     ending = False
 

@@ -62,7 +62,7 @@ class ProcessEngineClient(ClientBase):
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.startup.child", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "engine.startup.child", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 env=with_defaults({**os.environ, SECRET: self._secret}, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,

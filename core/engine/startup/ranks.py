@@ -76,7 +76,7 @@ class Ranks:
         self.invitation = ""
         self.host = LOOPBACK
         """An address of this machine that the other ranks reach."""
-        start = WorkerStart((sys.executable, "-m", "engine.startup.worker"), worker.run)
+        start = WorkerStart((sys.executable, "-P", "-m", "engine.startup.worker"), worker.run)
         try:
             started = bound.parallelism.launch(jobs(plan), start, START_S)
         except LauncherError as error:

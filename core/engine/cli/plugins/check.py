@@ -157,7 +157,7 @@ class _Child:
         }
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", RUNNER, str(writing)],
+                [sys.executable, "-P", "-m", RUNNER, str(writing)],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.PIPE,

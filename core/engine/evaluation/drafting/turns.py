@@ -41,7 +41,7 @@ class Contender:
         self._was_ended = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives this call: close() closes it)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.evaluation.drafting.worker"],
+            [sys.executable, "-P", "-m", "engine.evaluation.drafting.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

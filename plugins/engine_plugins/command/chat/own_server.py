@@ -33,7 +33,7 @@ class StartError(RuntimeError):
 def own_server(words: Sequence[str], tell: Callable[[str], None]) -> Iterator[str]:
     """The URL of ``engine serve WORDS`` on a free port of this machine, which ends with the context. ``tell`` is called
     with each phase of its start. Raises :class:`StartError`."""
-    command = [sys.executable, "-m", "engine.cli.main", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "engine.cli.main", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryFile() as log, ends_cleanly():
         server = subprocess.Popen(
             command,

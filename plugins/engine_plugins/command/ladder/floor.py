@@ -18,7 +18,7 @@ ROWS = "512"
 
 async def machine() -> dict[str, Any]:
     """What ``engine bench-machine`` measures, in a process of its own. Raises ``RuntimeError``."""
-    words = (sys.executable, "-m", "engine.cli.main", "bench-machine", "--json", "-")
+    words = (sys.executable, "-P", "-m", "engine.cli.main", "bench-machine", "--json", "-")
     process = await asyncio.create_subprocess_exec(
         *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

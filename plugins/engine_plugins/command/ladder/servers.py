@@ -59,6 +59,7 @@ class Servers:
         with tempfile.NamedTemporaryFile(dir=self._logs, suffix=".log", delete=False) as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
                 "engine.cli.main",
                 *words,

@@ -32,7 +32,7 @@ def test_it_tells_the_phases_waits_until_it_is_ready_and_ends_it(python):
     phases: list[str] = []
     with own_server(["drafter=none"], phases.append) as url:
         assert url == "http://127.0.0.1:4711" and set(phases) == {"load weights"}
-        assert words.read_text() == "-m engine.cli.main serve drafter=none --host 127.0.0.1 --port 0\n"
+        assert words.read_text() == "-P -m engine.cli.main serve drafter=none --host 127.0.0.1 --port 0\n"
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path(f"{words}.pid").read_text()), 0)
 
