@@ -27,7 +27,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder, marker = tmp_path / "current", tmp_path / "was run"
     folder.mkdir()
     for name in NAMED_AS_LIBRARIES:
-        (folder / f"{name}.py").write_text(f"import sys; open({str(marker)!r}, 'a').write(f'{{__name__}} {{sys.argv}}')")
+        (folder / f"{name}.py").write_text(
+            f"import sys; open({str(marker)!r}, 'a').write(f'{{__name__}} {{sys.argv}}')"
+        )
     monkeypatch.chdir(folder)
     yield
     assert not marker.exists(), marker.read_text()

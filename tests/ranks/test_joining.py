@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from tools.benchmarks.dying_ranks import BACK_S, served
 from engine.assembly.assemble import assemble
 from engine.contracts.config import Joining
 from engine.contracts.parallelism import TOKEN, LauncherError, WorkerJob
+from engine.startup.fingerprint import versions
+from engine.step.link import Link, to_workers
+from engine.step.messages import Assignment, Beat, End, FromWorker, Hello, Present
 from engine_plugins.parallelism import listening
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.listening import Listener
@@ -33,8 +38,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*ENGINE, *words], env={**os.environ, **environment}, stderr=subprocess.PIPE)
+def start(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*ENGINE, *words], cwd=cwd, env={**os.environ, **environment}, stderr=subprocess.PIPE)
 
 
 async def assert_served(*overrides: str, pid: int, again: bool) -> list[int]:
@@ -147,6 +152,55 @@ def test_a_worker_with_another_secret_is_told_and_ends() -> None:
     assert worker.stderr is not None
     assert f"turns this worker away: its {TOKEN} is another one" in worker.stderr.read().decode()
     assert worker.returncode == 1
+
+
+def joined(
+    worker_of: Callable[[Listener], subprocess.Popen[bytes]],
+) -> tuple[subprocess.Popen[bytes], Link[FromWorker]]:
+    """A worker's process, and this end of its connection."""
+    listener = Listener("127.0.0.1", 0, "")
+    worker = worker_of(listener)
+    (started,) = listener.wait([WorkerJob(1, {})], BACK_S, lambda missing: None, "start it")
+    listener.close()
+    return worker, to_workers(started.connection)
+
+
+def next_but_beats(link: Link[FromWorker]) -> FromWorker | None:
+    while isinstance(message := link.receive(), Beat):
+        pass
+    return message
+
+
+def test_a_worker_that_does_not_go_with_rank_0_is_told_why() -> None:
+    worker, link = joined(lambda there: start("worker", "--join", f"{there.host}:{there.port}", **{TOKEN: ""}))
+    hello = next_but_beats(link)
+    assert isinstance(hello, Hello) and hello.versions == versions(), "the same source in another process"
+    link.send(End("rank 1 has other source than rank 0"))
+    assert worker.stderr is not None
+    said = worker.stderr.read().decode().splitlines()
+    assert said[1:] == [said[1]] and said[1].endswith("does not start: rank 1 has other source than rank 0"), said
+    assert worker.wait(20) == 1
+    link.close()
+
+
+def test_a_plugin_that_is_kept_in_the_current_folder_is_found_through_pythonpath(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("SCHEDULES = True")
+    plan = assemble(["device=cpu", *COMMON])
+    mine = replace(plan.choice("scheduler"), factory="mine:Scheduler")
+    plan = replace(plan, slots={**plan.slots, "scheduler": (mine,)})
+    path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
+    worker, link = joined(
+        lambda there: start(
+            "worker", "--join", f"{there.host}:{there.port}", cwd=tmp_path, PYTHONPATH=path, **{TOKEN: ""}
+        )
+    )
+    assert isinstance(next_but_beats(link), Hello)
+    link.send(Assignment(1, plan.to_json(), 1, "127.0.0.1"))
+    present = next_but_beats(link)
+    assert isinstance(present, Present) and "mine" in present.plugins
+    link.send(End())
+    worker.communicate(timeout=20)
+    link.close()
 
 
 def test_the_environment_says_which_rank_a_process_is() -> None:

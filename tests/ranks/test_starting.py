@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.assembly.assemble import assemble
@@ -13,7 +14,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.communicator import CommunicatorError
 from engine.startup import rank, worker
 from engine.startup.build import Engine, build_engine
-from engine.startup.fingerprint import versions
+from engine.startup.fingerprint import plugin_digests, versions
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.rank import Rank
 from engine.step.messages import Versions
@@ -49,6 +50,21 @@ def test_versions_that_differ_are_named(what: str, monkeypatch: pytest.MonkeyPat
 
 def _fields(versions: Versions) -> dict[str, str]:
     return {name: getattr(versions, name) for name in ("engine", "python", "torch")}
+
+
+def test_one_changed_op_in_the_core_of_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = msgspec.structs.replace(OURS, source={**OURS.source, "engine.kernels": "0123abcd"})
+    monkeypatch.setattr(worker, "versions", lambda: changed)
+    own = OURS.source["engine.kernels"]
+    assert refused(monkeypatch) == (
+        "rank 1 (thread worker 1) has other source than rank 0: engine.kernels (0123abcd, rank 0: "
+        f"{own}); install the same on all"
+    )
+
+
+def test_another_source_of_a_plugin_of_the_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "plugin_digests", lambda plan: {**plugin_digests(plan), "engine_mine": "0123abcd"})
+    assert "other source than rank 0: engine_mine (0123abcd, rank 0: none); install" in refused(monkeypatch)
 
 
 def test_plans_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

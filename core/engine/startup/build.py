@@ -85,8 +85,8 @@ def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str]
         infos = (rank.info(f"pid {os.getpid()}"), *infos)
         notes += _binding_note(infos, binding)
         return _finish(rank, device, infos, notes)
-    except BaseException:
-        ranks.close()
+    except BaseException as error:
+        ranks.close(error)
         raise
 
 

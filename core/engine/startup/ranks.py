@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob
 from engine.loop.environment import with_defaults
 from engine.loop.messages import Progress
 from engine.startup import worker
-from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
+from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
 from engine.step.messages import (
     Allocate,
     Assignment,
@@ -73,6 +73,7 @@ class Ranks:
         self._communicator = bound.communicator
         self._on_progress = on_progress
         self._told = on_failure
+        self._versions = versions()  # before workers look, should somebody change files meanwhile
         self.invitation = ""
         self.host = LOOPBACK
         """An address of this machine that the other ranks reach."""
@@ -84,8 +85,8 @@ class Ranks:
         self.workers = Workers(started, plan.call_timeout_s, local, self._failed)
         try:
             self._shake_hands(started)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(error)
             raise
 
     def _failed(self, why: str) -> None:
@@ -93,15 +94,16 @@ class Ranks:
         self._told(why)
 
     def _shake_hands(self, started: Sequence[StartedWorker]) -> None:
-        plan, ours = self._plan, versions()
+        plan = self._plan
         for rank, hello in self._wait(Hello).items():
             name = self._name(rank)
             for what in ("engine", "python", "torch"):
-                own, its = getattr(ours, what), getattr(hello.versions, what)
+                own, its = getattr(self._versions, what), getattr(hello.versions, what)
                 if own != its:
                     raise AssemblyError(
                         [f"{name} has {what} {its}, and rank 0 has {what} {own}: install the same on all"]
                     )
+            self._compare_source(rank, self._versions.source, hello.versions.source)
             if plan.device.kind == "cuda" and not hello.cuda_devices:
                 raise AssemblyError(
                     [
@@ -121,6 +123,7 @@ class Ranks:
                     [f"{self._name(rank)} reads plan {present.plan_hash}, and rank 0 has plan {own_plan}: install the "
                      "same engine and plugins on all"]
                 )  # fmt: skip
+            self._compare_source(rank, plugin_digests(plan), present.plugins)
             if present.checkpoint_hash != own_files:
                 raise AssemblyError(
                     [f"{self._name(rank)} finds checkpoint {present.checkpoint_hash or 'no files'} in model.path="
@@ -130,6 +133,12 @@ class Ranks:
         self._wait(Bound)
         self.invitation = self._communicator.invite(world_of(plan, 0, self.host))
         self.workers.send(Meet(self.invitation))
+
+    def _compare_source(self, rank: int, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+        if differs := other_source(ours, theirs):
+            raise AssemblyError(
+                [f"{self._name(rank)} has other source than rank 0: {differs}; install the same on all"]
+            )
 
     def together(self, function: Callable[[], T]) -> T:
         """Rank 0's part of what all ranks do; what makes it fail may have happened on another one."""
@@ -156,9 +165,9 @@ class Ranks:
             notes += [f"rank {rank}: {note}" for note in built.notes]
         return tuple(infos), tuple(notes)
 
-    def close(self) -> None:
-        """Give up: nothing was handed out."""
-        self.workers.close()
+    def close(self, error: BaseException | None = None) -> None:
+        """Give up: nothing was handed out. Workers hear what does not fit."""
+        self.workers.close(error.text().removeprefix("engine: ") if isinstance(error, AssemblyError) else "")
         self._launcher.close()
 
     def _name(self, rank: int) -> str:

@@ -25,7 +25,7 @@ from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
 from engine.contracts.parallelism import TOKEN, WELCOME
-from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
+from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.step.link import Link, to_driver
@@ -73,11 +73,12 @@ class TurnedAway(Exception):
 
 
 class Gone(Exception):
-    """The engine process is gone, or (``code`` 0) has no more use for this worker."""
+    """The engine process is gone, or (``code`` 0) has no more use for this worker, or (``why``) cannot use it."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__()
+    def __init__(self, code: int, why: str = "") -> None:
+        super().__init__(why)
         self.code = code
+        self.why = why
 
 
 class Worker:
@@ -92,6 +93,8 @@ class Worker:
         self._where: Callable[[], Where] = Where
         self._ended = threading.Event()
         self.communicator: Communicator | None = None
+        self.why = ""
+        """The engine process cannot use this worker."""
 
     def run(self) -> int:
         """Returns an exit code."""
@@ -100,7 +103,7 @@ class Worker:
         try:
             self._work()
         except Gone as gone:
-            self._code = max(self._code, gone.code)
+            self._code, self.why = max(self._code, gone.code), gone.why
         except Exception as error:
             if not self._ended.is_set():
                 self._say_why(error)
@@ -163,7 +166,7 @@ class Worker:
         assignment = self._next(Assignment)
         self._where = lambda: Where("reading the plan")
         plan = EnginePlan.from_json(assignment.plan)
-        self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path)))
+        self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path), plugin_digests(plan)))
         self._next(Begin)
         self._where = lambda: Where("import torch")
         from engine.startup.rank import Rank
@@ -189,8 +192,10 @@ class Worker:
     def _next(self, kind: type[M]) -> M:
         """The next message, which must be of this kind. Raises :class:`Gone`."""
         message = self._inbox.get()
-        if message is None or isinstance(message, End):
-            raise Gone(0 if isinstance(message, End) else 1)
+        if message is None:
+            raise Gone(1)
+        if isinstance(message, End):
+            raise Gone(TURNED_AWAY if message.why else 0, message.why)
         if not isinstance(message, kind):
             raise TypeError(f"the engine process sent {type(message).__name__}, expected {kind.__name__}")
         return message
@@ -273,7 +278,11 @@ def main(arguments: list[str]) -> int:
     if connection is None:
         print(f"engine worker: nobody waits for workers at {given.join}", file=sys.stderr)
         return NOBODY_THERE
-    return Worker(to_driver(connection), exits=True).run()
+    worker = Worker(to_driver(connection), exits=True)
+    code = worker.run()
+    if worker.why and given.fd is None:  # a child's engine process says it itself, in the same place
+        sys.stderr.write(f"engine worker: the engine at {given.join} does not start: {worker.why}\n")
+    return code
 
 
 if __name__ == "__main__":

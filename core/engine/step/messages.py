@@ -7,6 +7,8 @@ sends a :class:`Beat` twice a second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from engine.step.plan import StepPlan, StepResult
@@ -23,6 +25,8 @@ class Versions(msgspec.Struct, frozen=True):
     engine: str
     python: str
     torch: str
+    source: Mapping[str, str] = {}
+    """Of the core: see :func:`engine.startup.fingerprint.code_digests`."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -54,6 +58,8 @@ class Present(msgspec.Struct, frozen=True, tag="present"):
     plan_hash: str
     checkpoint_hash: str
     """Of the files in ``model.path``: see :func:`engine.startup.fingerprint.checkpoint_hash`."""
+    plugins: Mapping[str, str]
+    """Their source: see :func:`engine.startup.fingerprint.plugin_digests`."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -149,6 +155,9 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 
 class End(msgspec.Struct, frozen=True, tag="end"):
     """Give everything back and end."""
+
+    why: str = ""
+    """The engine cannot run with what is configured or installed; empty: it was shut down."""
 
 
 ToWorker = Assignment | Begin | Meet | Allocate | Run | End

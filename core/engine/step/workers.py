@@ -169,12 +169,12 @@ class Workers:
     def places(self) -> dict[int, str]:
         return {rank: worker.started.place for rank, worker in self._workers.items()}
 
-    def close(self) -> None:
-        """Have all workers end, and wait a moment for that."""
+    def close(self, why: str = "") -> None:
+        """Have all workers end, and wait a moment for that. ``why``: see :class:`End`."""
         with self._changed:
             self._closing = True
         if self.failure is None:
-            self.send(End())
+            self.send(End(why))
             ends = time.monotonic() + ENDING_S
             while time.monotonic() < ends and any(w.started.ended() is None for w in self._workers.values()):
                 time.sleep(0.01)
