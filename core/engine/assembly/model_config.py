@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.assembly.errors import AssemblyError
+from engine.assembly.hub import from_hub
 from engine.checkpoint.files import CheckpointError, clipped, read_json, shown
 from engine.checkpoint.headers import GGUF, other_weights
 from engine.checkpoint.values import Values
@@ -16,7 +17,6 @@ from engine.contracts.model import ModelConfig
 
 BUNDLED = "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
-_DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 _DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 QUANT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt writes what ``quantization_config`` says elsewhere."""
@@ -79,52 +79,7 @@ def locate(path: str, *, download: bool = False) -> Path:
         raise AssemblyError(
             [f"model.path={path}: no such directory; expected 'bundled', a directory, or a hub id such as org/name"]
         )
-    return _from_hub(path, download)
-
-
-def hub_cache() -> Path:
-    """The Hugging Face cache of this user."""
-    cache = os.environ.get("HF_HUB_CACHE")
-    if cache:
-        return Path(cache).expanduser()
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    return Path(home).expanduser() / "hub"
-
-
-def _from_hub(path: str, download: bool) -> Path:
-    repo, _, revision = path.partition("@")
-    cached = _cached_snapshot(repo, revision or "main")
-    if cached is not None:
-        return cached
-    hint = f"hf download {repo}" + (f" --revision {revision}" if revision else "")
-    if not download:
-        raise AssemblyError(
-            [
-                f"model.path={path}: neither a directory nor in {hub_cache()}; "
-                f"fetch it with '{hint}' (engine serve does so itself)"
-            ]
-        )
-    return _download(path, repo, revision or None, hint)
-
-
-def _cached_snapshot(repo: str, revision: str) -> Path | None:
-    folder = hub_cache() / f"models--{repo.replace('/', '--')}"
-    ref = folder / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
-    snapshot = folder / "snapshots" / commit
-    complete = (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors"))
-    return snapshot if complete else None
-
-
-def _download(path: str, repo: str, revision: str | None, hint: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_DOWNLOADED)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise AssemblyError([f"model.path={path}: cannot download: {reason[0]}; try '{hint}'"]) from error
+    return from_hub(path, download=download)
 
 
 def _add_quantization(config: dict[str, Any], own: Mapping[str, Any]) -> None:
