@@ -783,7 +783,6 @@ def write_json(path: Path, value: object) -> None:
 
 def export(target: Path, trainer: Trainer) -> None:
     """Write the Hugging Face directory, measure its recall, and write the model card."""
-    target.mkdir(parents=True, exist_ok=True)
     model, corpus, tokenizer = trainer.model, trainer.corpus, trainer.corpus.tokenizer
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
@@ -1000,7 +999,8 @@ def main() -> None:
     trainer = Trainer(corpus, RECIPES[args.recipe], args)
     print(plan(corpus, sum(p.numel() for p in trainer.model.parameters())), flush=True)
     if not args.plan:
-        args.out.mkdir(parents=True, exist_ok=True)
+        for folder in (args.out, args.export):
+            folder.mkdir(parents=True, exist_ok=True)
         trainer.resume()
         trainer.run()
     return None

@@ -133,7 +133,7 @@ def test_a_result_that_cannot_be_written_is_told_before_the_work(tmp_path, text,
     for target, says in (
         (tmp_path / "no" / "result.json", "No such file or directory"),
         (tmp_path / "folder", "it is a directory"),
-        (text, "is what is to be evaluated"),
+        (text, "is read, too"),
         ("/proc/result.json", "No such file or directory"),
     ):
         assert main(["eval", "device=cpu", "--text", text, "--json", str(target)]) == 2

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from engine.evaluation.output import check_writable, write_json
+from engine.evaluation.output import check_folder, check_writable, write_json
 
 
 def test_what_no_number_of_json_says_is_a_text(tmp_path):
@@ -46,3 +46,11 @@ def test_a_link_stays_a_link_and_permissions_stay(tmp_path):
 def test_trying_leaves_nothing_behind(tmp_path):
     check_writable(str(tmp_path / "result.json"), [])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_made_and_one_that_cannot_be_is_refused_with_its_flag(tmp_path):
+    check_folder(tmp_path / "a" / "b", "--out")
+    assert (tmp_path / "a" / "b").is_dir() and not list((tmp_path / "a" / "b").iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--out .*file: expected a folder that can be written to"):
+        check_folder(tmp_path / "file", "--out")

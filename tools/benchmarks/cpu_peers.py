@@ -28,6 +28,8 @@ from typing import Any
 
 from quiet import undisturbed_value
 
+from engine.evaluation.output import check_writable
+
 HERE = Path(__file__).parent
 MEASURES = ("ttft_ms", "tpot_ms", "conc8", "prefix_ms")
 HIGHER_IS_BETTER = {"conc8"}
@@ -105,6 +107,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--first", action="store_true", help="measure with real-time priority")
     options = parser.parse_args()
+    if options.json:
+        check_writable(str(options.json))
     vocab = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
     shared = options.model, options.threads, options.measures, options.first
     contestants = [Contestant(spec, *shared) for spec in options.contestants]

@@ -65,16 +65,24 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     sys.path[:0] = source_paths(scratch)
     from rich.console import Console
 
+    from engine.evaluation.output import check_folder
+
+    folder = options.output or (Path(tempfile.gettempdir()) if options.dry_run else REPORTS)
+    try:
+        for flag, wanted in (("--output", folder), ("--logs", options.logs)):
+            if wanted is not None:
+                check_folder(wanted, flag)
+    except ValueError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return FAILED
     console = Console(width=None if sys.stdout.isatty() else 160)
     sections, left_out = registry.chosen(options.only, options.dry_run)
     when = datetime.datetime.now().isoformat(timespec="seconds")
     outcomes = conduct(
         sections, scratch, dry_run=options.dry_run, total_s=options.total, say=lambda line: print(line, flush=True)
     )
-    folder = options.output or (Path(tempfile.gettempdir()) if options.dry_run else REPORTS)
     path = report.write(report.as_json(device_facts(options.dry_run), when, outcomes, left_out), folder)
     if options.logs:
-        options.logs.mkdir(parents=True, exist_ok=True)
         for log in (*scratch.glob("*.log"), *scratch.glob("*.txt")):
             shutil.copy(log, options.logs)
     console.print(report.table(outcomes, left_out))

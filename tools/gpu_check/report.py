@@ -47,7 +47,6 @@ def as_json(
 def write(report: dict[str, Any], folder: Path) -> Path:
     """``<device>-<date>.json``"""
     device = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{device}-{report['when'][:10]}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     return path

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Gated, Norm, Rope, RopeFacts
+from engine.evaluation.output import check_folder
 
 MEASURED_STEPS = 7
 """Drafts of a decode step that acceptance is reported for, where the drafter has no bound of its own."""
@@ -49,6 +50,7 @@ class Drafter:
 
 def train(arguments: argparse.Namespace) -> str:
     """Do what the command line says; returns what happened. Raises ``ValueError`` for what cannot be done."""
+    check_folder(arguments.out, "--out")
     torch.manual_seed(arguments.seed)
     target = Target(arguments.model, arguments.device, arguments.dtype)
     answers, held_out = read_answers(arguments.answers), read_answers(arguments.held_out)
@@ -99,7 +101,6 @@ def round_as_stored(module: nn.Module) -> None:
 
 def write(out: Path, drafter: Drafter, target: Target, trained: Trained) -> None:
     """``config.json``, ``model.safetensors``, ``MODEL_CARD.md``."""
-    out.mkdir(parents=True, exist_ok=True)
     tensors = dict(drafter.tensors())
     save_file(tensors, out / "model.safetensors.tmp", metadata={"format": "pt"})
     os.replace(out / "model.safetensors.tmp", out / "model.safetensors")

@@ -1,10 +1,11 @@
-"""The file that ``--json`` names: tried before the work, written after it."""
+"""The file that a flag names for the result: tried before the work, written after it."""
 
 from __future__ import annotations
 
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import msgspec
 from engine.evaluation.errors import EvalError
 
 
-def check_writable(path: str, inputs: list[str]) -> None:
-    """Raise :class:`EvalError` where :func:`write_json` could not write, or would write over one of ``inputs``."""
+def check_writable(path: str, inputs: Sequence[str] = (), flag: str = "--json") -> None:
+    """Raise :class:`EvalError` where the file that ``flag`` names could not be written, or would be written over one of
+    ``inputs``. Leaves nothing behind."""
     file = Path(path)
     if any(file.exists() and Path(other).exists() and file.samefile(other) for other in inputs):
-        raise EvalError(f"--json {path}: that is what is to be evaluated; name another file")
+        raise EvalError(f"{flag} {path}: that is read, too; name another file")
     try:
         if file.is_dir():
             raise IsADirectoryError("it is a directory")
@@ -25,9 +27,20 @@ def check_writable(path: str, inputs: list[str]) -> None:
             return
         if file.exists() and not os.access(file, os.W_OK):
             raise PermissionError("it may not be written")
-        tempfile.NamedTemporaryFile(dir=file.resolve().parent, prefix=".engine-eval-").close()
+        tempfile.NamedTemporaryFile(dir=file.resolve().parent, prefix=".engine-").close()
     except OSError as error:
-        raise EvalError(f"--json {path}: expected a file that can be written ({error.strerror or error})") from error
+        raise EvalError(f"{flag} {path}: expected a file that can be written ({error.strerror or error})") from error
+
+
+def check_folder(path: str | Path, flag: str) -> None:
+    """Make the folder that ``flag`` names. Raise :class:`EvalError` where no file could be written in it."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=path, prefix=".engine-").close()
+    except OSError as error:
+        raise EvalError(
+            f"{flag} {path}: expected a folder that can be written to ({error.strerror or error})"
+        ) from error
 
 
 def write_json(path: str, document: Any) -> None:
@@ -38,7 +51,7 @@ def write_json(path: str, document: Any) -> None:
     if file.exists() and not file.is_file():
         file.write_bytes(data)
         return
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".engine-eval-", delete=False) as whole:
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".engine-", delete=False) as whole:
         try:
             whole.write(data)
             whole.flush()

@@ -98,7 +98,7 @@ def test_an_engine_that_does_not_fit_is_named(prompts, capsys):
         ([*NGRAM, "--prompts", "FILE", "--timeout", "inf"], "'inf': expected a number above 0"),
         (["--timeout", "5"], "--timeout: these compare drafters"),
         ([*NGRAM, "--prompts", "FILE", "--max-slowdown", "1.1", "--pairs", "1"], "a bound needs at least 2 pairs"),
-        ([*NGRAM, "--prompts", "FILE", "--json", "FILE"], "that is what is to be evaluated"),
+        ([*NGRAM, "--prompts", "FILE", "--json", "FILE"], "that is read, too"),
         (["--drafter", "drafter=ngramm", "--prompts", "FILE"], "ngramm"),
         (["--drafter", "drafter=none", "--prompts", "FILE"], "--drafter 'drafter=none': drafts nothing"),
         (["--drafter", "drafter=ngram drafter.max_width=0", "--prompts", "FILE"], "max_width"),

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine.evaluation.output import check_writable, write_json
 from engine_plugins.command.bench.compare import read_result, render_comparison
 from engine_plugins.command.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
 from engine_plugins.command.bench.options import BenchOptions, options_of
@@ -42,6 +42,8 @@ def run(flags: argparse.Namespace) -> int:
             a, b = map(read_result, options.compare)
             Console().print(render_comparison(a, b))
             return OK
+        if options.json_file is not None:
+            check_writable(options.json_file)
         result = asyncio.run(measure(options))
     except ValueError as error:
         return complain(error, USAGE)
@@ -51,7 +53,10 @@ def run(flags: argparse.Namespace) -> int:
         return complain("interrupted; nothing was measured", INTERRUPTED)
     Console().print(render(result))
     if options.json_file is not None:
-        Path(options.json_file).write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        try:
+            write_json(options.json_file, result)
+        except OSError as error:
+            return complain(f"--json {options.json_file}: {error.strerror or error}", FAILED)
     if not result["requests"]["ok"]:
         return FAILED
     return OK if result["valid"] else INVALID

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine.contracts.command import FAILED, OK
+from engine.contracts.command import FAILED, OK, USAGE
+from engine.evaluation.output import check_writable
 from engine_plugins.command.bench_machine.machine import INPUTS, OUTPUTS, ROWS, Machine, measure
 
 SCHEMA = "engine-bench-machine/1"
@@ -20,6 +21,12 @@ MUCH_LOAD = 0.1
 
 def run(threads: int | None, json_file: str | None) -> int:
     """Measure, print, and write JSON where it is wanted."""
+    if json_file not in (None, "-"):
+        try:
+            check_writable(json_file)
+        except ValueError as error:
+            print(f"engine bench-machine: {error}", file=sys.stderr)
+            return USAGE
     machine = measure(threads)
     text = json.dumps({"schema": SCHEMA} | asdict(machine), indent=1)
     if json_file == "-":
@@ -30,7 +37,7 @@ def run(threads: int | None, json_file: str | None) -> int:
         try:
             Path(json_file).write_text(text + "\n")
         except OSError as error:
-            print(f"--json {json_file}: {error}", file=sys.stderr)
+            print(f"engine bench-machine: --json {json_file}: {error.strerror or error}", file=sys.stderr)
             return FAILED
     return OK
 

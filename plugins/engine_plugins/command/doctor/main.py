@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine.evaluation.output import check_writable
 from engine_plugins.command.bench.probe import ProbeError
 from engine_plugins.command.doctor import evidence, ledger
 from engine_plugins.command.doctor.diagnosis import Diagnosis, diagnose
@@ -46,8 +47,10 @@ def run(flags: argparse.Namespace) -> int:
                 raise ValueError(f"--ledger {file}: no such file; --verify writes it")
             print("\n".join(ledger.score(ledger.read(file))))
             return OK
-        if flags.record and not Path(flags.record).resolve().parent.is_dir():
-            raise ValueError(f"--record {flags.record}: expected a file in a folder that exists")
+        if flags.record:
+            check_writable(flags.record, flag="--record")
+        if flags.verify:
+            check_writable(str(_ledger(flags.ledger or "")), flag="--ledger")
         found = evidence.read(flags.evidence) if flags.evidence else asyncio.run(_record(flags))
         if flags.record:
             evidence.write(found, flags.record)

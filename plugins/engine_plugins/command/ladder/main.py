@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine.evaluation.output import check_writable
 from engine_plugins.command.bench.probe import ProbeError
 from engine_plugins.command.ladder.analysis import summarise_ladder
 from engine_plugins.command.ladder.climb import climb
@@ -31,8 +32,9 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
     try:
         options = options_of(flags)
         ladder = new_or_resumed(options, overrides, flags.resume)
-        for path in (file, flags.html):
-            writable(path)
+        for flag, path in (("--json", flags.json), ("--resume", flags.resume), ("--html", flags.html)):
+            if path is not None:
+                check_writable(path, flag=flag)
     except ValueError as error:
         return complain(error, USAGE)
 
@@ -83,12 +85,6 @@ def new_or_resumed(options: LadderOptions, overrides: list[str], path: str | Non
             f"--resume {path} was made with {key} {then.get(key)}, not {now[key]}: give the same, or start anew"
         )
     return found
-
-
-def writable(path: str | None) -> None:
-    """Raises ``ValueError`` before any measurement if a result could not be written."""
-    if path is not None and not Path(path).resolve().parent.is_dir():
-        raise ValueError(f"{path}: expected a file in a folder that exists")
 
 
 def complain(error: object, status: int) -> int:

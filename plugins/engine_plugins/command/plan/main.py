@@ -12,6 +12,7 @@ from rich.console import Console
 
 from engine.contracts.command import FAILED, OK, USAGE
 from engine.evaluation.flags import with_model
+from engine.evaluation.output import check_writable
 from engine.simulation.traces.reading import read_trace
 from engine_plugins.command.live import LiveError
 from engine_plugins.command.plan.device import HERE, listed
@@ -25,6 +26,8 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
     try:
         if flags.baseline is not None and flags.live is None:
             raise ValueError(f"--baseline {flags.baseline}: it is for --live URL")
+        if flags.baseline is not None:
+            check_writable(flags.baseline, flag="--baseline")
         planner = Planner(question_of(flags, overrides))
         if flags.live is not None:
             return score(flags, planner.brief())

@@ -7,13 +7,13 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, OK, USAGE
+from engine.evaluation.output import check_writable, write_json
 from engine.simulation.calibration import SCHEMA, Calibration, read_calibration
 from engine.simulation.plans import most_blocks, resolve
 from engine.simulation.run import simulate
@@ -32,20 +32,21 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
     """Run ``engine simulate`` with parsed flags; returns the exit status."""
     try:
         options = options_of(flags, words)
+        if options.json_file not in (None, "-"):
+            check_writable(options.json_file, [str(options.trace)])
         result = _simulate(options)
     except ValueError as error:
         print(f"engine simulate: {error}", file=sys.stderr)
         return USAGE
-    text = msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n"
     if options.json_file == "-":
-        sys.stdout.write(text)
+        print(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
         return OK
     Console().print(render(result))
     if options.json_file is not None:
         try:
-            Path(options.json_file).write_text(text)
+            write_json(options.json_file, result)
         except OSError as error:
-            print(f"engine simulate: --json {options.json_file}: {error.strerror}", file=sys.stderr)
+            print(f"engine simulate: --json {options.json_file}: {error.strerror or error}", file=sys.stderr)
             return FAILED
     return OK
 

@@ -101,8 +101,3 @@ def test_wrong_usage_is_told(words: list[str], capsys: pytest.CaptureFixture[str
     assert main(["bench-machine", *words]) == USAGE
     told = capsys.readouterr()
     assert words[-1] in told.out + told.err
-
-
-def test_a_file_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["bench-machine", "--threads", "1", "--json", str(tmp_path / "none" / "x.json")]) == 1
-    assert "none/x.json" in capsys.readouterr().err
