@@ -5,7 +5,7 @@ import random
 import pytest
 
 from engine.contracts.events import FirstTokenEvent, TokensEvent
-from engine.contracts.percentiles import percentiles
+from engine.contracts.percentiles import describe, percentiles
 from engine.service.latency import RollingLatency
 from engine.testing.exporter import request_event, step_event
 
@@ -40,8 +40,16 @@ def test_every_latency_is_summarised_from_its_own_event():
     summary = latency.summary()
     assert summary["ttft_ms"]["p50"] == 20.0
     assert (summary["itl_ms"]["count"], summary["itl_ms"]["mean"], summary["itl_ms"]["p50"]) == (4, 3.0, 1.0)
-    assert summary["itl_ms"]["p99"] == 9.0
-    assert (summary["tpot_ms"]["p95"], summary["e2e_ms"]["p95"], summary["queue_ms"]["p95"]) == (10.0, 60.0, 4.0)
+    assert (summary["tpot_ms"]["p50"], summary["e2e_ms"]["p50"], summary["queue_ms"]["p50"]) == (10.0, 60.0, 4.0)
+
+
+@pytest.mark.parametrize("rank", [90, 95, 99])
+def test_a_percentile_is_told_of_so_many_samples_that_one_may_lie_above_it(rank):
+    fewest = 100 // (100 - rank)
+    few, enough = (describe([(float(n), 1) for n in range(count)]) for count in (fewest - 1, fewest))
+    assert few[f"p{rank}"] is None, "it would be the largest"
+    assert enough[f"p{rank}"] < fewest - 1
+    assert few["p50"] is not None and few["mean"] is not None
 
 
 def test_requests_that_were_aborted_count_for_queueing_only():
@@ -55,7 +63,7 @@ def test_samples_older_than_the_window_are_left_out():
     latency = make(now=400.0, window_s=300.0)
     latency.add([FirstTokenEvent(99.0, "old", 1000.0), FirstTokenEvent(101.0, "new", 10.0)])
     assert latency.summary()["ttft_ms"]["count"] == 1
-    assert latency.summary()["ttft_ms"]["p99"] == 10.0
+    assert latency.summary()["ttft_ms"]["p50"] == 10.0
 
 
 def test_only_the_newest_samples_are_kept():

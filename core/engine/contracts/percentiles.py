@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-PERCENTILES = (50, 90, 95, 99)
+FEWEST: Mapping[int, int] = {50: 1, 90: 10, 95: 20, 99: 100}
+"""Samples from which on a percentile is told. Of fewer, it would be the largest of them under another name."""
+PERCENTILES = tuple(FEWEST)
+TOO_FEW = f"- is a percentile of too few samples: {', '.join(f'P{p} needs {n}' for p, n in FEWEST.items() if n > 1)}"
+"""For those who print them."""
 
 Sample = tuple[float, int]
 """(value, weight): a value that was observed ``weight`` times."""
@@ -28,10 +32,10 @@ def percentiles(samples: Iterable[Sample], ranks: Sequence[float] = PERCENTILES)
 
 
 def describe(samples: Sequence[Sample]) -> dict[str, float | int | None]:
-    """Count, mean and percentiles of weighted samples."""
-    labels = [f"p{rank}" for rank in PERCENTILES]
+    """Count, mean and percentiles of weighted samples; ``None`` for those of too few (:data:`FEWEST`)."""
     count = sum(weight for _, weight in samples)
     if not count:
-        return {"count": 0, "mean": None, **dict.fromkeys(labels)}
+        return {"count": 0, "mean": None, **{f"p{rank}": None for rank in PERCENTILES}}
     mean = sum(value * weight for value, weight in samples) / count
-    return {"count": count, "mean": mean, **dict(zip(labels, percentiles(samples)))}
+    told = zip(PERCENTILES, percentiles(samples))
+    return {"count": count, "mean": mean, **{f"p{rank}": v if count >= FEWEST[rank] else None for rank, v in told}}

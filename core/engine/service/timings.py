@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.contracts.events import RequestEvent, RequestParameters
+from engine.contracts.percentiles import Sample, describe
 from engine.contracts.request import FinishReason, Timings
 from engine.service.trace_context import NO_TRACE, TraceContext
 
@@ -208,25 +209,9 @@ def drafting_summary(engine: Timings) -> dict[str, float | int]:
     }
 
 
-def itl_summary(samples: Sequence[tuple[float, int]]) -> dict[str, float | int]:
-    """Token-weighted mean, median, P95 and maximum; zeros when there was no second token."""
-    count = sum(weight for _, weight in samples)
-    if count == 0:
-        return {"count": 0, "mean": 0.0, "p50": 0.0, "p95": 0.0, "max": 0.0}
-    ordered = sorted(samples)
-    return {
-        "count": count,
-        "mean": round(sum(value * weight for value, weight in ordered) / count, 3),
-        "p50": round(_rank(ordered, 0.50 * count), 3),
-        "p95": round(_rank(ordered, 0.95 * count), 3),
-        "max": round(ordered[-1][0], 3),
-    }
-
-
-def _rank(ordered: Sequence[tuple[float, int]], position: float) -> float:
-    seen = 0
-    for value, weight in ordered:
-        seen += weight
-        if seen >= position:
-            return value
-    return ordered[-1][0]
+def itl_summary(samples: Sequence[Sample]) -> dict[str, float | int | None]:
+    """Token-weighted mean, median, P95 (``None`` of too few) and maximum; zeros when there was no second token."""
+    if not samples:
+        return {"count": 0, "mean": 0.0, "p50": 0.0, "p95": None, "max": 0.0}
+    found = describe(samples) | {"max": max(value for value, _ in samples)}
+    return {name: found[name] and round(found[name], 3) for name in ("count", "mean", "p50", "p95", "max")}

@@ -17,11 +17,6 @@ MOST_EXACT = 60
 """Pairs up to which the distribution of the signed-rank statistic is counted out; beyond, it is taken as normal."""
 
 
-FEWEST = {"p95": 59, "p99": 299}
-"""Observations below which no interval of order statistics around a percentile exists at :data:`LEVEL`, so that it is
-not shown."""
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """What holds the true value with at least the asked level, under the assumptions of what made it."""

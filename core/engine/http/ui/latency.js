@@ -4,7 +4,7 @@ import { poll } from "./api.js";
 import { h } from "./dom.js";
 import { count, figure, ms } from "./format.js";
 import { Plot } from "./plots.js";
-import { LEAST_FOR_P99, Sampler, Samples } from "./samples.js";
+import { Sampler, Samples } from "./samples.js";
 
 const PERIOD_MS = 1000;
 const WINDOWS = { "5 min": 300, "30 min": 1800, All: null };
@@ -75,9 +75,7 @@ function summary(latency) {
   const names = { TTFT: "ttft_ms", ITL: "itl_ms", TPOT: "tpot_ms", Queue: "queue_ms", Total: "e2e_ms" };
   return Object.entries(names).map(([name, key]) => {
     const { count: n, p50, p95, p99 } = latency[key];
-    const isEnough = n >= LEAST_FOR_P99;
-    const cell = (value, title) => h("td", { class: "number", title }, value);
-    return h("tr", {}, h("th", { scope: "row" }, name), cell(n ? ms(p50) : "–"), cell(n ? ms(p95) : "–"),
-      cell(isEnough ? ms(p99) : "–", isEnough ? null : `from ${LEAST_FOR_P99} values on`), cell(count(n)));
+    const cell = (value) => h("td", { class: "number", title: value === null ? "of too few values" : null }, value === null ? "–" : ms(value));
+    return h("tr", {}, h("th", { scope: "row" }, name), cell(p50), cell(p95), cell(p99), h("td", { class: "number" }, count(n)));
   });
 }

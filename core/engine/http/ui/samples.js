@@ -4,8 +4,6 @@ import { getJson, getText } from "./api.js";
 
 export const MOST = 20_000;
 const TRIM = 1000;
-/** A P99 of fewer values is their largest or close to it. */
-export const LEAST_FOR_P99 = 299;
 
 export const COLUMNS = ["ttft50", "ttft95", "ttft99", "itl50", "itl95", "itl99", "output", "prompt", "running", "waiting", "kv"];
 
@@ -55,9 +53,8 @@ export class Sampler {
       kv: Math.max(0, ...stats.blocks.map((group) => group.leased / Math.max(1, group.total))) * 100,
     };
     for (const [name, key] of [["ttft", "ttft_ms"], ["itl", "itl_ms"]]) {
-      const { count, p50, p95, p99 } = latency[key];
-      if (count) Object.assign(sample, { [`${name}50`]: p50, [`${name}95`]: p95 });
-      if (count >= LEAST_FOR_P99) sample[`${name}99`] = p99;
+      const { p50, p95, p99 } = latency[key];
+      Object.assign(sample, { [`${name}50`]: p50, [`${name}95`]: p95, [`${name}99`]: p99 });
     }
     this.before = { now, counts };
     return sample;

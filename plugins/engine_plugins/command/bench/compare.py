@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.contracts.percentiles import TOO_FEW
 from engine_plugins.command.bench.report import METRICS, SCHEMA, Result, show
 
 IGNORED = frozenset({"nonce", "started", "url", "model", "load", "chars_per_token", "prompt_length_from"})
@@ -61,6 +62,8 @@ def warnings(a: Result, b: Result) -> list[str]:
     for name, r in (("a", a), ("b", b)):
         if failed := r["requests"]["sent"] - r["requests"]["ok"]:
             found.append(f"{name}: {failed} of {r['requests']['sent']} requests failed and are not in the latencies")
+    if any(r["metrics"][key]["count"] and r["metrics"][key]["p99"] is None for r in (a, b) for key, _ in METRICS):
+        found.append(TOO_FEW)
     return found
 
 
@@ -68,8 +71,12 @@ def render_comparison(a: Result, b: Result) -> RenderableType:
     table = Table()
     table.add_column("")
     for name, result in (("a", a), ("b", b)):
-        table.add_column(Text(f"{name}: {result['config']['model']}"), justify="right")
-    table.add_column("b / a", justify="right")
+        table.add_column(Text(f"{name}: {result['config']['model']}"), justify="right", overflow="fold")
+    table.add_column("b / a", justify="right", no_wrap=True)
     for what, x, y, ratio in rows(a, b):
-        table.add_row(what, show(x), show(y), "-" if ratio is None else f"{ratio:.3f}")
+        table.add_row(what, *("-" if value is None else show(value) for value in (x, y)), show_ratio(ratio))
     return Group(table, *(Text(f"note: {line}") for line in warnings(a, b)))
+
+
+def show_ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3f}"

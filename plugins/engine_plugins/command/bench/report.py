@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.contracts.percentiles import Sample, describe
+from engine.contracts.percentiles import TOO_FEW, Sample, describe
 from engine_plugins.command.bench.record import RequestRecord
 from engine_plugins.command.bench.slo import Slo
 
@@ -22,7 +23,7 @@ METRICS = (
     ("ttft_ms", "TTFT"),
     ("itl_ms", "ITL per token"),
     ("inter_chunk_ms", "ITL per event"),
-    ("tpot_ms", "TPOT (decode window)"),
+    ("tpot_ms", "TPOT"),
     ("e2e_ms", "E2E"),
 )
 
@@ -77,18 +78,23 @@ def spread(samples: Sequence[Sample]) -> dict[str, float | int | None]:
 def client_lag(
     records: Sequence[RequestRecord], loop_lags_s: Sequence[float], ttft_p50_ms: float | None
 ) -> dict[str, Any]:
-    """How late the client itself was, and whether that spoils the run: its 99th percentile must not exceed 5
-    ms or 1 % of the median TTFT, whichever is larger."""
+    """How late the client itself was, and whether that spoils the run: its 99th percentile, of few requests the
+    largest value, must not exceed 5 ms or 1 % of the median TTFT, whichever is larger."""
     limit = max(MAX_LAG_MS, MAX_LAG_SHARE * (ttft_p50_ms or 0.0))
     send = spread([(max(0.0, r.sent_s - r.scheduled_s) * 1e3, 1) for r in records])
     loop = spread([(lag * 1e3, 1) for lag in loop_lags_s])
     reasons = [
-        f"{what}: p99 {lag['p99']:.1f} ms exceeds {limit:.1f} ms; the client was too slow for its measurements to "
-        "count (lower the load, or run it on an idle machine)"
+        f"{what}: {at_worst(lag)} exceeds {limit:.1f} ms; the client was too slow for its measurements to count (lower "
+        "the load, or run it on an idle machine)"
         for what, lag in (("requests left late", send), ("the event loop woke late", loop))
-        if lag["p99"] is not None and lag["p99"] > limit
+        if (lag["max"] or 0.0 if lag["p99"] is None else lag["p99"]) > limit
     ]
     return {"limit_ms": limit, "send_lag_ms": send, "loop_lag_ms": loop, "reasons": reasons}
+
+
+def at_worst(lag: dict[str, Any]) -> str:
+    """P99, or of few the largest value."""
+    return f"{show(lag['max'], 1)} ms at most" if lag["p99"] is None else f"{lag['p99']:.1f} ms at p99"
 
 
 def failures(records: Iterable[RequestRecord]) -> dict[str, dict[str, Any]]:
@@ -180,14 +186,14 @@ def render(result: Result) -> RenderableType:
     """The result as a table with its notes."""
     config = result["config"]
     title = Text(f"{config['model']} at {config['url']}: {config['load']}")
-    table = Table(title=title, title_justify="left")
-    table.add_column("milliseconds")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("milliseconds", no_wrap=True)
     for name in ("mean", "p50", "p95", "p99", "max", "samples"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for key, label in METRICS:
         values = result["metrics"][key]
-        cells = [show(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
-        table.add_row(label, *cells, str(values["count"]))
+        cells = [ms(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
+        table.add_row(label, *cells, f"{values['count']:,}")
     parts: list[RenderableType] = [table, *(Text(line) for line in notes(result))]
     if not result["valid"]:
         parts += [Text(f"INVALID: {reason}", style="bold red") for reason in result["invalid_reasons"]]
@@ -206,8 +212,8 @@ def notes(result: Result) -> list[str]:
         f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(tokens['per_chunk'])} per event",
         f"prompts     {show(rates['prompt_tokens_per_s'], 1)} tokens/s{mean}{cached}; lengths by "
         f"{result['config']['prompt_length_from']}",
-        f"client lag  sending p99 {show(client['send_lag_ms']['p99'])} ms, event loop p99 "
-        f"{show(client['loop_lag_ms']['p99'])} ms (limit {client['limit_ms']:.1f} ms)",
+        f"client      requests left late by {at_worst(client['send_lag_ms'])}, its event loop woke late by "
+        f"{at_worst(client['loop_lag_ms'])} (limit {client['limit_ms']:.1f} ms)",
     ]
     if (drafts := result["drafting"]) and drafts["drafted"]:
         spent = "" if drafts["draft_share"] is None else f", {drafts['draft_share']:.1%} of decoding spent on them"
@@ -220,11 +226,16 @@ def notes(result: Result) -> list[str]:
         lines.append(f"goodput     {show(good['requests_per_s'])} requests/s ({share}) within {good['slo']}")
     if requests["ok"] and tokens["output"] is None:
         lines.append("The server does not report token counts: ITL and TPOT are unknown (--tokenizer counts them).")
-    if 0 < requests["ok"] < 100:
-        lines.append(f"With {requests['ok']} requests, p99 of TTFT, TPOT and E2E is their maximum.")
+    if any(values["count"] and values["p99"] is None for values in result["metrics"].values()):
+        lines.append(TOO_FEW)
     for kind, failure in requests["failed"].items():
         lines.append(f"failed      {failure['count']} x {kind}: {failure['example']}")
     return lines
+
+
+def ms(value: float | None) -> str:
+    """Nine characters up to a quarter of an hour."""
+    return "-" if value is None else show(value, 0 if value >= 10_000 else 2)
 
 
 def show(value: float | None, digits: int = 2) -> str:

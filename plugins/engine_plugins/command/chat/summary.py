@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine_plugins.command.chat.ask import Answer
 
@@ -34,11 +34,16 @@ def summary(answer: Answer, width: int) -> str:
         counted(said.output_tokens, "token") if said.output_tokens else "",
         f"{speed:.1f} tok/s" if speed else "",
         f"TTFT {ttft_ms:.0f} ms" if ttft_ms is not None else "",
-        f"ITL P50 {itl['p50']:.1f}, P95 {itl['p95']:.1f} ms" if itl.get("count") else "",
+        _itl(itl) if itl.get("count") else "",
         f"drafts {100 * timings['accepted_tokens'] / drafted:.0f} %" if drafted else "",
         _prompt(answer),
     )
     return fitting(parts, width)
+
+
+def _itl(itl: Mapping[str, float | None]) -> str:
+    known = (f"{rank.upper()} {value:.1f}" for rank in ("p50", "p95") if (value := itl[rank]) is not None)
+    return f"ITL {', '.join(known)} ms"
 
 
 def _prompt(answer: Answer) -> str:

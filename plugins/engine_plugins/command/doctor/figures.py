@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from engine.contracts.percentiles import percentiles
+from engine.contracts.percentiles import describe
 from engine_plugins.command.doctor.evidence import Figures
 from engine_plugins.command.live import Sample, quantile
 
@@ -203,11 +203,12 @@ def _of_requests(requests: Sequence[dict[str, Any]]) -> Figures:
         "stream_share": fmean(each["stream"] is not False for each in requests),
         "preempted_share": fmean(each["preemptions"] > 0 for each in requests),
         "ttft_p50_ms": median(ttfts),
-        "ttft_p95_ms": percentiles([(ttft, 1) for ttft in ttfts], (95,))[0],
         "e2e_mean_ms": fmean(column(requests, "total_ms")),
         "first_text_ms": fmean(each["total_ms" if each["stream"] is False else "ttft_ms"] for each in requests),
         "writing_ms": fmean(each["meanwhile"]["write_ms"] for each in requests),
     }
+    if (p95 := describe([(ttft, 1) for ttft in ttfts])["p95"]) is not None:
+        found["ttft_p95_ms"] = p95
     found |= {f"{name}_ms": fmean(each["spans"].get(name, 0.0) for each in requests) for name in SPANS}
     return found | dispersion([-each["ended_s_ago"] - each["total_ms"] / 1e3 for each in requests])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from engine.contracts.percentiles import percentiles
+from engine.contracts.percentiles import FEWEST, describe
 from engine_plugins.command.bench.record import RequestRecord
 from engine_plugins.command.bench.report import summarise
 from engine_plugins.command.bench.slo import Slo
@@ -27,7 +27,7 @@ class Figure:
 FIGURES = (
     Figure("output_p50", "first output P50", "due until the client has the first text (ms)"),
     Figure("ttft_p50", "TTFT P50", "E2E less decoding: due until the first token, streamed or not (ms)"),
-    Figure("ttft_p95", "TTFT P95", "its 95th percentile; of fewer than 20 requests the largest (ms)"),
+    Figure("ttft_p95", "TTFT P95", f"its 95th percentile, where a run has {FEWEST[95]} requests (ms)"),
     Figure("itl", "ITL", "decoding, divided by the tokens it brought, over all requests of the run (ms)"),
     Figure("e2e_p50", "E2E P50", "due until the last token (ms)"),
     Figure(
@@ -79,8 +79,8 @@ def ttft_ms(ok: Sequence[RequestRecord]) -> tuple[float | None, float | None]:
     known = [(record.e2e_ms - record.drafting.decode_ms, 1) for record in ok if record.drafting is not None]
     if not known or len(known) < len(ok):
         return None, None
-    p50, p95 = percentiles(known, (50, 95))
-    return p50, p95
+    found = describe(known)
+    return found["p50"], found["p95"]
 
 
 def itl_ms(ok: Sequence[RequestRecord]) -> float | None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import log
 from typing import Any
 
+from engine.contracts.percentiles import FEWEST
 from engine_plugins.command.ladder.analysis import BETTER, UNFINISHED, WORSE
 from engine_plugins.command.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
-from engine_plugins.command.statistics import FEWEST
 
 SAME_LENGTH = 0.02
 """Up to which answers count as equally long."""
@@ -90,6 +90,8 @@ def notes(ladder: Ladder) -> list[str]:
         f"level: {summary['level']:.0%} of each interval by itself: among {summary['intervals']} intervals of equal "
         f"engines about {summary['expected_false']:.1f} would name a winner",
     ]
+    if options["requests"] < FEWEST[95]:
+        lines.append(f"TTFT P95 needs {FEWEST[95]} requests a run (--requests): of fewer it would be the slowest")
     if engine := ladder.engine:
         lines.append(f"device: {engine.device}, {engine.dtype}")
     if machine := ladder.floor:
@@ -99,7 +101,7 @@ def notes(ladder: Ladder) -> list[str]:
     if (lag := summary["client_lag_ms"]) is not None:
         lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run")
     if limit := summary["max_tokens"]:
-        known = f"no interval below {FEWEST['p99']}" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
+        known = "too few for an interval" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
         lines.append(f"max_tokens: P99 of {limit['observed']} observed answers is {limit['p99']} tokens ({known})")
     if same := summary["same"]:
         named = ", ".join(f"{LABELS[key]} {one['named']}" for key, one in same["by_figure"].items())

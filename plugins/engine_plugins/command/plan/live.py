@@ -21,7 +21,6 @@ from engine.native.folder import unusable, user_folder
 from engine_plugins.command.live import LiveEngine, LiveError
 from engine_plugins.command.plan.planning import Answer
 from engine_plugins.command.plan.report import steps_of
-from engine_plugins.command.statistics import FEWEST
 
 SCHEMA = "engine-plan-baseline/1"
 POINTS, RELATIVE = 2.0, 1.1
@@ -72,7 +71,7 @@ def scores(answer: Answer, plan: Any, latency: Any) -> list[Scored]:
         for name in ("ttft_ms", "itl_ms", "e2e_ms"):
             predicted, measured = getattr(prediction, name), latency[name]
             for key in ("p50", "p95", "p99"):
-                if predicted[key] is not None and measured["count"] >= FEWEST.get(key, 1) and measured[key]:
+                if predicted[key] is not None and measured[key]:
                     found.append(Scored(f"{name} {key}", predicted[key], measured[key], measured["count"]))
     return found
 

@@ -15,7 +15,6 @@ from engine_plugins.command.bench.slo import Slo
 from engine_plugins.command.plan.cost import Cost
 from engine_plugins.command.plan.workload import PlannedLoad
 from engine_plugins.command.simulate.figures import figures
-from engine_plugins.command.statistics import FEWEST
 
 GOOD_SHARE = 0.95
 """Of requests that must keep the limits."""
@@ -93,5 +92,4 @@ def _mean_output(load: PlannedLoad, count: int, seed: int) -> float:
 
 
 def _shown(described: dict[str, Any]) -> dict[str, float | None]:
-    count = described["count"]
-    return {name: described[name] if count >= FEWEST.get(name, 1) else None for name in ("p50", "p95", "p99")}
+    return {name: described[name] for name in ("p50", "p95", "p99")}

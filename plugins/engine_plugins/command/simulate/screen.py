@@ -9,8 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine_plugins.command.statistics import FEWEST
-
 
 def render(result: Mapping[str, Any]) -> RenderableType:
     sets = result["sets"]
@@ -67,9 +65,7 @@ def _verdicts(each: Mapping[str, Any]) -> Table:
 
 def _ms(described: Mapping[str, Any], figure: str) -> str:
     value = described[figure]
-    if value is None or described["count"] < FEWEST.get(figure, 1):
-        return "-"
-    return f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _mean(figures: Mapping[str, Any], name: str) -> float:

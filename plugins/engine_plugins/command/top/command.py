@@ -6,11 +6,13 @@ import argparse
 import os
 
 from engine.contracts.command import Command
+from engine.contracts.percentiles import TOO_FEW
 from engine_plugins.command.bench.options import number
 
-NOTES = """\
+NOTES = f"""\
 Rates are means of the last 5 seconds; figures of steps, drafts and the prefix cache are of the last minute; percentiles
-of the last five. A P99 of fewer than 299 samples is not shown. q and Ctrl-C leave."""
+of the last five. {TOO_FEW}.
+q and Ctrl-C leave."""
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:

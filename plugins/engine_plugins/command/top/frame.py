@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from engine_plugins.command.statistics import FEWEST
 from engine_plugins.command.top.poll import Poll
 
 RATE_S = 5.0
@@ -23,7 +22,7 @@ class Percentiles(msgspec.Struct, frozen=True):
     p50: float | None
     p95: float | None
     p99: float | None
-    """``None`` below :data:`FEWEST` samples."""
+    """``None`` of too few samples."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -48,9 +47,13 @@ class Minute(msgspec.Struct, frozen=True):
     """Means over the last minute; ``None``: nothing to divide by."""
 
     step_ms: float | None = None
-    host_ms: float | None = None
-    device_ms: float | None = None
+    """``gap_ms + device_ms + host_ms + in_line_ms``."""
     gap_ms: float | None = None
+    """The device had nothing to do before it, and the host neither planned nor committed it."""
+    device_ms: float | None = None
+    host_ms: float | None = None
+    in_line_ms: float | None = None
+    """What is left: it was planned, and the step before it, or the drafter, was still on the device."""
     batch: float | None = None
     """Requests in a step."""
     prefix_hit_rate: float | None = None
@@ -131,10 +134,7 @@ def minute(one: Poll, two: Poll) -> Minute:
 
     length = each("accepted", "chains")
     return Minute(
-        step_ms=each("step_s", "steps", 1e3),
-        host_ms=each("host_s", "steps", 1e3),
-        device_ms=each("device_s", "steps", 1e3),
-        gap_ms=each("gap_s", "steps", 1e3),
+        **step_parts(*(each(f"{name}_s", "steps", 1e3) or 0.0 for name in ("step", "device", "host", "gap"))),
         batch=each("rows", "steps"),
         prefix_hit_rate=each("hits", "queries"),
         acceptance=each("accepted", "drafted"),
@@ -143,6 +143,14 @@ def minute(one: Poll, two: Poll) -> Minute:
     )
 
 
+def step_parts(step: float, device: float, host: float, gap: float) -> dict[str, float | None]:
+    """Means in ms that add up. A gap in which the host plans or commits is the host's: it counts once."""
+    if step == 0.0:
+        return {}
+    left = max(0.0, step - device - host)
+    gap = min(gap, left)
+    return {"step_ms": step, "device_ms": device, "host_ms": host, "gap_ms": gap, "in_line_ms": left - gap}
+
+
 def percentiles_of(said: dict[str, Any]) -> Percentiles:
-    n = said["count"]
-    return Percentiles(n, said["p50"], said["p95"], said["p99"] if n >= FEWEST["p99"] else None)
+    return Percentiles(said["count"], said["p50"], said["p95"], said["p99"])

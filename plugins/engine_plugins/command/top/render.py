@@ -64,23 +64,23 @@ def series(frame: frames.Frame, width: int) -> Table:
 
 
 def measured(frame: frames.Frame) -> Table:
-    """Percentiles, and beside them what a step consists of."""
+    """Percentiles, and beside them the parts that a mean step adds up from."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="bold", width=6)
     for width in (10, 10, 10, 8, 2):
         table.add_column(justify="right", width=width)
-    table.add_column(style="bold", width=8)
+    table.add_column(style="bold", width=9)
     table.add_column(justify="right", width=9)
     of_minute = frame.minute
     beside = (
-        ("step ms", number(of_minute.step_ms, 2)),
-        ("  host", number(of_minute.host_ms, 2)),
-        ("  device", number(of_minute.device_ms, 2)),
-        ("  gap", number(of_minute.gap_ms, 2)),
+        ("= gap", number(of_minute.gap_ms, 2)),
+        ("+ device", number(of_minute.device_ms, 2)),
+        ("+ host", number(of_minute.host_ms, 2)),
+        ("+ in line", number(of_minute.in_line_ms, 2)),
         ("batch", number(of_minute.batch, 1)),
     )
-    head = [Text(text, style="dim") for text in ("ms", "P50", "P95", "P99", "n", "", "a step", "mean")]
-    table.add_row(*head)
+    head = [Text(text, style="dim") for text in ("ms", "P50", "P95", "P99", "n", "")]
+    table.add_row(*head, "step ms", number(of_minute.step_ms, 2))
     for name, other in zip(frames.LATENCIES, beside, strict=True):
         found = frame.latency[name]
         label = name.removesuffix("_ms")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from engine.contracts.percentiles import TOO_FEW
 from engine_plugins.command.bench.compare import read_result, render_comparison, rows, warnings
 from engine_plugins.command.bench.record import RequestRecord
 from engine_plugins.command.bench.report import render, summarise
@@ -31,16 +32,17 @@ def record(index: int, ttft: float = 0.1, lag: float = 0.0, **changes: Any) -> R
     return RequestRecord(index=index, scheduled_s=float(index), sent_s=index + lag, **fields)
 
 
-def printed(renderable: Any) -> str:
+def printed(renderable: Any, width: int = 120) -> str:
     out = io.StringIO()
-    Console(file=out, width=120).print(renderable)
+    Console(file=out, width=width).print(renderable)
     return out.getvalue()
 
 
 def test_percentiles_rates_and_totals_of_a_run():
     result = summarise([record(i, ttft=0.1 * (i + 1)) for i in range(10)], [0.0], None, CONFIG)
     ttft = result["metrics"]["ttft_ms"]
-    assert (ttft["p50"], ttft["p95"], ttft["p99"]) == pytest.approx((500, 1000, 1000))
+    assert (ttft["p50"], ttft["p90"], ttft["max"]) == pytest.approx((500, 900, 1000))
+    assert ttft["p95"] is ttft["p99"] is None, "they would be its maximum"
     assert result["metrics"]["tpot_ms"]["mean"] == pytest.approx(10)
     assert result["duration_s"] == pytest.approx(9 + 1.0 + 0.04)
     assert result["throughput"]["output_tokens_per_s"] == pytest.approx(50 / 10.04)
@@ -67,7 +69,7 @@ def test_goodput_counts_failed_requests_in_the_share():
 def test_a_run_whose_requests_left_late_is_invalid_and_says_so():
     result = summarise([record(i, lag=0.006) for i in range(5)], [0.0], None, CONFIG)
     assert not result["valid"]
-    assert "requests left late: p99 6.0 ms exceeds 5.0 ms" in result["invalid_reasons"][0]
+    assert "requests left late: 6.0 ms at most exceeds 5.0 ms" in result["invalid_reasons"][0]
     assert "INVALID" in printed(render(result))
 
 
@@ -106,11 +108,34 @@ def test_comparison_gives_b_over_a_and_names_what_differs(tmp_path):
     a = read_result(str(tmp_path / "a.json"))
     ratios = {what: ratio for what, _, _, ratio in rows(a, b)}
     assert ratios["TTFT p50 (ms)"] == pytest.approx(0.5)
-    assert ratios["TPOT (decode window) p50 (ms)"] == pytest.approx(1.0)
+    assert ratios["TPOT p50 (ms)"] == pytest.approx(1.0)
     found = "\n".join(warnings(a, b))
     assert "different seed: 0 and 1" in found
     assert "b is INVALID" in found
     assert "0.500" in printed(render_comparison(a, b))
+
+
+def test_the_reason_why_a_percentile_is_missing_stands_there_once():
+    result = summarise([record(i) for i in range(10)], [0.0], None, CONFIG)
+    told = printed(render(result))
+    assert told.count("P95 needs 20") == 1 and "unknown" not in told
+    assert warnings(result, result).count(TOO_FEW) == 1
+
+
+def test_no_figure_is_cut_at_80_columns():
+    slow = [record(i, ttft=1234.5678, output_tokens=5) for i in range(1000)]
+    lines = printed(render(summarise(slow, [0.0], None, CONFIG)), 80).splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    shown = next(line for line in lines if "TTFT" in line).split()
+    assert shown == ["TTFT", *["1,234,568"] * 5, "1,000"]
+    assert next(line for line in lines if "TPOT" in line).split() == ["TPOT", *["10.00"] * 5, "1,000"]
+
+
+def test_a_comparison_has_whole_names_and_figures_at_80_columns():
+    named = {**CONFIG, "model": "some-organisation/A-Model-of-32B-Parameters-Instruct-FP8"}
+    result = summarise([record(i, ttft=1234.5678) for i in range(100)], [0.0], None, named)
+    told = printed(render_comparison(result, result), 80)
+    assert "…" not in told and told.count("1,234,567.80") == 6
 
 
 def test_comparing_something_else_is_refused(tmp_path):

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_plugins.command.statistics import FEWEST
-from engine_plugins.command.top.frame import History
+from engine_plugins.command.top.frame import History, step_parts
 from engine_plugins.command.top.poll import COUNTERS, Poll
 
 
@@ -53,7 +52,8 @@ def test_means_of_steps_and_drafts():
     counted = {"steps": 4, "rows": 10, "step_s": 0.02, "host_s": 0.001, "device_s": 0.012, "gap_s": 0.004}
     drafts = {"drafted": 20, "accepted": 9, "chains": 6, "queries": 200, "hits": 50, "preemptions": 1}
     minute = history(look(0.0), look(1.0, **counted, **drafts)).frame().minute
-    assert (minute.step_ms, minute.host_ms, minute.device_ms, minute.gap_ms) == pytest.approx((5.0, 0.25, 3.0, 1.0))
+    parts = (minute.gap_ms, minute.device_ms, minute.host_ms, minute.in_line_ms)
+    assert (minute.step_ms, *parts) == pytest.approx((5.0, 1.0, 3.0, 0.25, 0.75))
     assert (minute.batch, minute.prefix_hit_rate, minute.preemptions) == (2.5, 0.25, 1)
     assert (minute.acceptance, minute.mean_accepted_length) == pytest.approx((0.45, 2.5))
 
@@ -66,10 +66,17 @@ def test_another_server_at_the_same_url_starts_anew():
     assert kept.frame().rates.output_tokens == 4.0
 
 
-@pytest.mark.parametrize(("samples", "shown"), [(FEWEST["p99"] - 1, None), (FEWEST["p99"], 2.0)])
-def test_a_p99_of_too_few_samples_is_not_shown(samples, shown):
-    found = history(look(0.0, samples=samples)).frame().latency["ttft_ms"]
-    assert (found.n, found.p95, found.p99) == (samples, 2.0, shown)
+@pytest.mark.parametrize(
+    ("step", "device", "host", "gap", "in_line"),
+    [
+        (381.0, 173.0, 0.83, 0.4, 206.77),  # overlap: planned while the step before it was on the device
+        (11.1, 10.0, 1.0, 1.3, 0.0),  # none: the device waits for the host
+    ],
+)
+def test_a_step_is_the_sum_of_its_parts(step, device, host, gap, in_line):
+    parts = step_parts(step, device, host, gap)
+    assert parts["in_line_ms"] == pytest.approx(in_line) and parts["gap_ms"] <= gap
+    assert sum(parts[f"{name}_ms"] for name in ("gap", "device", "host", "in_line")) == pytest.approx(step)
 
 
 def test_the_slowest_requests_come_first():

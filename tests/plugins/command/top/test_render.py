@@ -25,7 +25,7 @@ FRAME = Frame(
     running=256,
     waiting=3,
     rates=Rates(12345.6, 98765.4, 101.5),
-    minute=Minute(1205.28, 10.74, 1073.68, 101.16, 255.9, 0.3, 0.63, 3.75, 12),
+    minute=Minute(1205.28, 101.16, 1073.68, 10.74, 19.7, 255.9, 0.3, 0.63, 3.75, 12),
     latency={
         **{f"{name}_ms": Percentiles(20000, 1141.4, 9452.17, 123456.78) for name in ("ttft", "itl", "tpot", "e2e")},
         "queue_ms": Percentiles(0, None, None, None),
@@ -54,7 +54,8 @@ def test_a_frame_fits_its_terminal(width, height):
 def test_a_frame_has_all_its_figures(width):
     shown = "\n".join(lines(width))
     for figure in (
-        "12,345.6 tok/s", "101.5 req/s", "123,456.78", "20,000", "1,205.28", "1,073.68", "255.9", "92 % used",
+        "12,345.6 tok/s", "101.5 req/s", "123,456.78", "20,000", "1,205.28", "= gap", "1,073.68", "+ in line",
+        "19.70", "255.9", "92 % used",
         "window_4096", "30 % of prompt tokens", "12 preemptions", "63 % accepted", "length 3.75", "123,457 ms", "1,599",
     ):  # fmt: skip
         assert figure in shown
