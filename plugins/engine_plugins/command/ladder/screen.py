@@ -13,8 +13,10 @@ from engine_plugins.command.ladder.analysis import BETTER, UNDECIDED, UNFINISHED
 from engine_plugins.command.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
-from engine_plugins.command.ladder.wording import bounds, conclusions, notes, outputs
+from engine_plugins.command.ladder.wording import bounds, conclusions, decimal, notes, outputs
 
+CELLS = 10
+"""Of a figure: six of them, and a rung's name, fit 80 columns."""
 STYLES = {BETTER: "green", WORSE: "red", UNDECIDED: "dim"}
 TITLES = {
     ADDED: "with the rung / without it, added to those above it",
@@ -43,7 +45,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("rung", max_width=18, overflow="fold")
     for figure in shown:
-        table.add_column(figure.label, max_width=11, overflow="fold")
+        table.add_column(figure.label, width=CELLS, overflow="fold")
     for row in rows:
         table.add_row(row["name"], *(_cell(row["figures"].get(figure.key)) for figure in shown))
     return table
@@ -53,7 +55,11 @@ def _cell(found: dict[str, Any] | None) -> Text:
     if found is None:
         return Text("-")
     below = "not done" if found["verdict"] == UNFINISHED else bounds(found)
-    text = Text(f"{found['estimate']:.2f}\n{below}", style=STYLES.get(found["verdict"], ""))
+    if len(below) > CELLS:  # in two lines, neither figure cut
+        below = (
+            below.replace(" to ", " to\n").replace("-", "-\n") if found["low"] >= 0 else below.replace(" to ", " to\n")
+        )
+    text = Text(f"{decimal(found['estimate'], 2)}\n{below}", style=STYLES.get(found["verdict"], ""))
     if found["expected"] is not None:
         text.append(f"\nstudy {found['expected']:.2f}", style="dim")
     return text

@@ -29,7 +29,12 @@ def bounds(found: dict[str, Any]) -> str:
     """With as many digits as it takes to see on which side of no change they are."""
     low, high = found["low"], found["high"]
     digits = 3 if {0.0, 1.0} & {round(low, 2), round(high, 2)} else 2
-    return f"{low:.{digits}f}{' to ' if low < 0 else '-'}{high:.{digits}f}"
+    return f"{decimal(low, digits)}{' to ' if low < 0 else '-'}{decimal(high, digits)}"
+
+
+def decimal(value: float, digits: int) -> str:
+    """So many digits behind the point, of large values none."""
+    return f"{value:.{0 if abs(value) >= 100 else digits}f}"
 
 
 def outputs(found: dict[str, Any] | None) -> str:

@@ -20,7 +20,7 @@ from engine.contracts.command import FAILED, OK
 from engine.native.folder import unusable, user_folder
 from engine_plugins.command.live import LiveEngine, LiveError
 from engine_plugins.command.plan.planning import Answer
-from engine_plugins.command.plan.report import steps_of
+from engine_plugins.command.plan.report import show, steps_of
 
 SCHEMA = "engine-plan-baseline/1"
 POINTS, RELATIVE = 2.0, 1.1
@@ -165,9 +165,9 @@ def _show(found: Sequence[Scored], before: Mapping[str, float], worse: Sequence[
     for each in found:
         then = f"{before[each.name]:.1f} %" if each.name in before else "-"
         cells = [
-            f"{each.predicted:,.4g}",
-            f"{each.measured:,.4g}",
-            str(each.samples or "-"),
+            show(each.predicted),
+            show(each.measured),
+            f"{each.samples:,}" if each.samples else "-",
             f"{each.error:.1f} %",
             then,
         ]

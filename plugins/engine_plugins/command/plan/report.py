@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.contracts.percentiles import TOO_FEW
 from engine_plugins.command.plan.figure import Figure
 from engine_plugins.command.plan.planning import Answer, Option
 from engine_plugins.command.plan.predict import GOOD_SHARE, HEADROOM, Prediction
@@ -73,7 +75,7 @@ def _concurrency(answer: Answer) -> int:
 def _latency(answer: Answer, found: Prediction) -> Table:
     table = _table(f"latency, ms (simulated, with steps as {answer.cost.origin})", "", "P50", "P95", "P99")
     for name, row in (("TTFT", found.ttft_ms), ("ITL", found.itl_ms), ("E2E", found.e2e_ms)):
-        table.add_row(name, *(_number(row[key]) for key in ("p50", "p95", "p99")))
+        table.add_row(name, *(show(row[key]) for key in ("p50", "p95", "p99")))
     return table
 
 
@@ -93,22 +95,21 @@ def _rates(answer: Answer, found: Prediction) -> Table:
         ("USD per million output tokens at this rate", answer.usd_per_million),
     )
     for name, figure in rows:
-        table.add_row(name, _number(figure.value), figure.origin)
+        table.add_row(name, show(figure.value), figure.origin)
     return table
 
 
 def _options(title: str, answer: Answer, options: tuple[Option, ...]) -> Iterator[RenderableType]:
     columns = ("add", "E2E faster", "TTFT P95", "ITL P50", "at once", "USD/M", "keep SLO")
     table = _table(title, *(columns if answer.question.slo is not None else columns[:-1]))
-    table.columns[0].no_wrap = True
     for option in options:
         found = option.prediction
         if found is None:
             cells = ["-"] * 5
         else:
             gain = "it fits" if option.gain == float("inf") else f"{option.gain:.2f} x"
-            cells = [gain, _number(found.ttft_ms["p95"]), _number(found.itl_ms["p50"]), f"{option.concurrency:,}"]
-            cells.append(_number(option.usd_per_million.value))
+            cells = [gain, show(found.ttft_ms["p95"]), show(found.itl_ms["p50"]), f"{option.concurrency:,}"]
+            cells.append(show(option.usd_per_million.value))
         if answer.question.slo is not None:
             cells.append("-" if found is None or found.good_share is None else f"{found.good_share:.0%}")
         table.add_row(" ".join(option.overrides), *cells)
@@ -123,6 +124,8 @@ def _notes(answer: Answer) -> Iterator[str]:
     count = len(question.trace)
     yield f"load: {question.load or 'the trace'}, {count} requests, seed {question.seed}"
     yield steps_of(answer)
+    if answer.prediction is not None and None in answer.prediction.ttft_ms.values():
+        yield TOO_FEW
     if answer.no_options:
         yield answer.no_options
     drafter = answer.sizing.plan.choice("drafter").name
@@ -196,13 +199,15 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    """Figures are never cut: what names them is folded where a terminal is narrow."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or column == "from" else "right")
+        names = number == 0 or column == "from"
+        table.add_column(column, justify="left" if names else "right", no_wrap=number > 0, overflow="fold")
     return table
 
 
-def _number(value: float | None) -> str:
+def show(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

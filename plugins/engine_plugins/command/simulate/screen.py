@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.contracts.percentiles import TOO_FEW
+
+LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
+SETS = 3
+"""Plugin sets beside each other: their figures then fit 80 columns."""
+
 
 def render(result: Mapping[str, Any]) -> RenderableType:
     sets = result["sets"]
+    tables = [_table(sets[first : first + SETS]) for first in range(0, len(sets), SETS)]
+    parts: list[RenderableType] = [*tables, *(_verdicts(each) for each in sets[1:]), *_measured(result)]
+    if any(each[name]["p99"] is None for each in sets for name in LATENCIES):
+        parts.append(Text(TOO_FEW, style="dim"))
+    return Group(*parts)
+
+
+def _table(sets: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="simulated", title_justify="left")
     table.add_column("")
     for each in sets:
-        table.add_column(" ".join(each["overrides"]) or "as given", justify="right")
+        table.add_column(" ".join(each["overrides"]) or "as given", justify="right", overflow="fold")
     for label, values in _rows(sets):
         table.add_row(label, *values)
-    return Group(table, *(_verdicts(each) for each in sets[1:]), *_measured(result))
+    return table
 
 
 def _measured(result: Mapping[str, Any]) -> list[Text]:
@@ -30,13 +44,13 @@ def _measured(result: Mapping[str, Any]) -> list[Text]:
     return [Text(f"measured, {name}: {said}", style="dim") for name, said in zip(names, words, strict=True)]
 
 
-def _rows(sets: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     rows = [
         ("requests (refused)", [f"{s['requests']} ({s['refused']})" for s in sets]),
         ("output tokens/s", [f"{s['output_tokens_per_s']:.1f}" for s in sets]),
         ("prompt tokens cached", [f"{s['cached_share']:.1%}" for s in sets]),
     ]
-    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+    for name in LATENCIES:
         for figure in ("mean", "p50", "p95", "p99"):
             label = f"{name[:-3].upper()} {figure if figure == 'mean' else figure.upper()} (ms)"
             rows.append((label, [_ms(s[name], figure) for s in sets]))

@@ -1,6 +1,9 @@
 """What is said of recorded runs: winners, none, what is unfinished, and outputs that differ."""
 
+import io
+
 import pytest
+from rich.console import Console
 from tests.plugins.command.ladder.recorded import NOISE, a_ladder, a_run
 
 from engine_plugins.command.bench.record import Drafting, RequestRecord
@@ -18,6 +21,7 @@ from engine_plugins.command.ladder.comparisons import ALL
 from engine_plugins.command.ladder.figures import run_of
 from engine_plugins.command.ladder.record import Output
 from engine_plugins.command.ladder.rungs import DEFAULT_RUNGS, Rung, parse_rung
+from engine_plugins.command.ladder.screen import render
 from engine_plugins.command.ladder.survey import divergence
 
 
@@ -150,3 +154,20 @@ def test_all_rungs_are_put_beside_the_case_study_only_if_its_own_are_among_them(
     own = [parse_rung(text) for text in DEFAULT_RUNGS]
     assert expected(own) == EXPECTED["all rungs"].ratios["itl"]
     assert expected(own[:2]) is None
+
+
+def test_no_figure_is_cut_at_80_columns():
+    named = [Rung("prompts-in-another-order", ("workload.static_first=true",)), Rung("quantizer", ("quantizer=int8",))]
+    ladder = a_ladder([0.00123, 12345.678, 1.0, 1.5], rungs=named)
+    for measured in ladder.comparisons:
+        ratios = [after.figures["ttft_p50"] / 8.0 for _, after in measured.pairs]
+        measured.pairs = [(a_run(1.0, goodput=0.5), a_run(ratio, goodput=0.25)) for ratio in ratios]
+    ladder.summary = summarise_ladder(ladder)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render(ladder))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    row = next(number for number, line in enumerate(lines) if line.strip().startswith("quantizer"))
+    shown = [line.split() for line in lines[row : row + 3]]
+    assert shown[0][1:] == ["12345"] * 5 + ["-0.25"]
+    assert shown[1] == ["12099-"] * 5 + ["-0.25", "to"] and shown[2] == ["12592"] * 5 + ["-0.25"]

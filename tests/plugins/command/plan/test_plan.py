@@ -22,6 +22,7 @@ from engine_plugins.command.plan.device import facts_of, listed
 from engine_plugins.command.plan.live import Scored, alarms, baseline_file, observed, read_baseline, scores
 from engine_plugins.command.plan.main import question_of
 from engine_plugins.command.plan.planning import Planner
+from engine_plugins.command.plan.report import show
 from engine_plugins.command.plan.workload import parse_workload
 
 GIB = 2**30
@@ -259,6 +260,22 @@ def test_a_plan_says_where_each_figure_is_from(llama_8b, few_options, capsys):
     assert best["overrides"] == ["quantizer=int4"] and best["gain"]["value"] > 1.5
     two = page["layouts"][0]
     assert two["devices"] == 2 and two["usd_per_million"]["value"] > page["usd_per_million"]["value"]
+
+
+def test_no_figure_of_a_plan_is_cut_at_80_columns(llama_8b, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    long = Candidate(("quantizer=int4", "scheduler.max_requests=128", "kv_format=fp8"), "less exact")
+    monkeypatch.setattr(planning, "CANDIDATES", (long,))
+    monkeypatch.setattr(planning, "LAYOUTS", ())
+    words = ("--device", "H100", "--model", llama_8b, "--requests", "19", "--workload", "in=2560,out=1600,rate=2")
+    code, out, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms")
+    _, told, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms", "--json")
+    assert code == 0 and "…" not in out and max(map(len, out.splitlines())) <= 80
+    option = json.loads(told)["options"][0]
+    row = next(line for line in out.splitlines() if line.strip().startswith("quantizer=int4"))
+    figures = (option["prediction"]["itl_ms"]["p50"], option["concurrency"], option["usd_per_million"]["value"])
+    assert all(show(figure) in row.split() for figure in figures) and "100%" in row
+    assert out.count("P95 needs 20") == 1, "19 requests have none"
 
 
 def test_what_does_not_fit_says_what_would(llama_70b, few_options, capsys):

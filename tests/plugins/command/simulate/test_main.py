@@ -119,3 +119,17 @@ def test_what_the_engine_has_kept_of_this_plan_is_the_default(
 def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", trace, "--acceptance", "5"]) == 2
     assert "expected a number from 0 to 1" in capsys.readouterr().err
+
+
+def test_no_figure_of_five_sets_is_cut_at_80_columns(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    compare = [word for rows in (2, 4, 8, 16) for word in ("--compare", f"scheduler.max_requests={rows}")]
+    words = ["simulate", trace, "--calibration", calibration, *compare]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert main([*words, "--json", "-"]) == 0
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert len(sets) == 5 and "…" not in out and max(map(len, out.splitlines())) <= 80
+    assert all(f"{each['e2e_ms']['mean']:.2f}" in out.replace("│", " ").split() for each in sets)
