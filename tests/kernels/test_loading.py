@@ -102,7 +102,7 @@ def of_transformers(folder: Path) -> torch.Tensor:
 def test_a_model_whose_index_is_out_of_date_is_that_of_transformers(tmp_path: Path) -> None:
     """A tensor elsewhere than it says, one that it does not name, and one that is in no file and is not needed."""
     tensors = tiny.weights()
-    index = {name: "model-0.safetensors" for name in tensors} | {"model.norm.weight": "model-1.safetensors"}
+    index = dict.fromkeys(tensors, "model-0.safetensors") | {"model.norm.weight": "model-1.safetensors"}
     del index["model.layers.0.mlp.up_proj.weight"]
     facts, model = load(sharded(tmp_path, tensors, index | {"model.layers.9.gone": "model-0.safetensors"}))
     assert torch.allclose(PagedLoop(facts, model).logits(TOKENS), of_transformers(tmp_path), atol=1e-4)

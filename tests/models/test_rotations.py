@@ -28,7 +28,8 @@ def test_lengths_beyond_those_of_a_dynamic_rotation_are_refused_with_the_reason(
     """transformers computes all keys of a longer prompt by its length, and cached keys stay as they were."""
     path = folder(tmp_path, rope_type="dynamic", factor=4.0)
     assert assemble([f"model.path={path}", "device=cpu"]).max_len == 256
-    with pytest.raises(AssemblyError, match=rf"model.max_len=257: .* has 256 positions \(.*{WHY}\); use model.max_len=256"):
+    said = rf"model.max_len=257: .* has 256 positions \(.*{WHY}\); use model.max_len=256"
+    with pytest.raises(AssemblyError, match=said):
         assemble([f"model.path={path}", "device=cpu", "model.max_len=257"])
     (note,) = rotation_notes(model_graph(path), 256)
     assert note.startswith("texts have at most 256 tokens: with rope type 'dynamic'") and note.endswith(WHY)

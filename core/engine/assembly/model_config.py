@@ -67,10 +67,7 @@ def locate(path: str, *, download: bool = False) -> Path:
         return folder
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if not os.path.lexists(folder / "config.json"):
-            why = other_weights(folder) or "the directory has no config.json (Hugging Face layout)"
-            raise AssemblyError([f"model.path={path}: {why}"])
-        return folder.resolve()
+        return _with_config(path, folder.resolve())
     if folder.suffix == ".gguf":
         raise AssemblyError([f"model.path={path}: {GGUF}"])
     if folder.is_file():
@@ -79,7 +76,15 @@ def locate(path: str, *, download: bool = False) -> Path:
         raise AssemblyError(
             [f"model.path={path}: no such directory; expected 'bundled', a directory, or a hub id such as org/name"]
         )
-    return from_hub(path, download=download)
+    return _with_config(path, from_hub(path, download=download))
+
+
+def _with_config(path: str, folder: Path) -> Path:
+    """The folder, if it may be a model's."""
+    if not os.path.lexists(folder / "config.json"):
+        why = other_weights(folder) or f"{folder} has no config.json (Hugging Face layout)"
+        raise AssemblyError([f"model.path={path}: {why}"])
+    return folder
 
 
 def _add_quantization(config: dict[str, Any], own: Mapping[str, Any]) -> None:

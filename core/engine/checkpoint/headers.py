@@ -43,8 +43,8 @@ SINGLE_NAME = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """Of peft."""
 GGUF = (
-    "a model in GGUF, the format of llama.cpp, which is not read: set model.path to the model that it was made from, in "
-    "safetensors and Hugging Face layout (a directory or a hub id)"
+    "a model in GGUF, the format of llama.cpp, which is not read: set model.path to the model that it was made from, "
+    "in safetensors and Hugging Face layout (a directory or a hub id)"
 )
 """What to say of a path that has such files."""
 ITEM_BYTES = {
@@ -108,7 +108,9 @@ def read_headers(path: str) -> Headers:
     folder = Path(path)
     has_index = os.path.lexists(folder / INDEX_NAME)
     if os.path.lexists(folder / SINGLE_NAME):
-        note = f"{SINGLE_NAME} is read; {INDEX_NAME} beside it, and the files that it names, are not" if has_index else ""
+        note = (
+            f"{SINGLE_NAME} is read; {INDEX_NAME} beside it, and the files that it names, are not" if has_index else ""
+        )
         return Headers(read_header(folder / SINGLE_NAME), note=note)
     if has_index:
         return _read_sharded(folder)
@@ -128,8 +130,8 @@ def other_weights(folder: Path) -> str:
     if os.path.lexists(folder / ADAPTER_CONFIG):
         base = _base_of(folder)
         return (
-            f"a LoRA adapter{f' of {base}' if base else ''}, not a model: merge it into its model (merge_and_unload and "
-            "save_pretrained of peft), and set model.path to that"
+            f"a LoRA adapter{f' of {base}' if base else ''}, not a model: merge it into its model (merge_and_unload "
+            "and save_pretrained of peft), and set model.path to that"
         )
     return GGUF if any(folder.glob("*.gguf")) else ""
 

@@ -110,7 +110,7 @@ def test_tensors_that_transformers_ignores_are_not_read(family: str) -> None:
         example = model.embedding.name.removesuffix("embed_tokens") * example.startswith("layers.") + example
         assert re.search(pattern, example), pattern
         check_names(stored(shapes | {example: (3,)}), model, PlainQuantizer(), "m")
-    with pytest.raises(CheckpointError, match="does not use: model.layers.99.of_it.weight"):
+    with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.99\.of_it\.weight"):
         check_names(stored(shapes | {"model.layers.99.of_it.weight": (3,)}), model, PlainQuantizer(), "m")
 
 
