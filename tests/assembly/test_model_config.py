@@ -59,8 +59,8 @@ def adapter(folder, **said):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: folder / "tiny-q4.gguf", "a model in GGUF, the format of llama.cpp, which is not read: set"),
-        (lambda folder: (folder / "tiny-q4.gguf").write_bytes(b"GGUF") and folder, "a model in GGUF, the format of"),
+        (lambda folder: folder / "tiny-q4.gguf", "a model in GGUF, which is not read: set"),
+        (lambda folder: (folder / "tiny-q4.gguf").write_bytes(b"GGUF") and folder, "a model in GGUF, which is"),
         (
             lambda folder: adapter(folder, base_model_name_or_path="org/base"),
             "a LoRA adapter of org/base, not a model: merge it into its model",

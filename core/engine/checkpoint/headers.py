@@ -43,7 +43,7 @@ SINGLE_NAME = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """Of peft."""
 GGUF = (
-    "a model in GGUF, the format of llama.cpp, which is not read: set model.path to the model that it was made from, "
+    "a model in GGUF, which is not read: set model.path to the model that it was made from, "
     "in safetensors and Hugging Face layout (a directory or a hub id)"
 )
 """What to say of a path that has such files."""
