@@ -15,6 +15,7 @@ from engine.contracts.events import RejectedEvent, RequestEvent
 from engine.contracts.router import Answer, Reject, ToUrl
 from engine.http import bodies
 from engine.http.server import Server
+from engine.machine import MachineTimes, Meter
 
 from ..service.fakes import (
     MAX_LEN,
@@ -290,6 +291,32 @@ async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> N
     status, _, data = await running_request
     assert status == 200 and json.loads(data)["choices"][0]["message"]["content"] == "Hello world"
     assert await task == 0 and server.exporter.closed
+
+
+READINGS = {
+    True: MachineTimes(10.0, 2, ran_s=6.0, waited_s=4.0, others_s=10.0, stolen_s=0.0),
+    False: MachineTimes(10.0, 2, ran_s=9.9, waited_s=0.1, others_s=10.0, stolen_s=0.0),
+}
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+@in_loop
+async def test_a_start_on_a_busy_machine_says_so(is_busy: bool) -> None:
+    readings = iter([MachineTimes(0.0, 2, 0.0, 0.0, 0.0, 0.0), READINGS[is_busy]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Meter, "read", lambda meter: next(readings))
+        _, task, lines = await signalled_server(drain_s=1)
+    note = "note: this machine is busy: while it started, the engine spent 40% of its time without a core, others used "
+    assert [line for line in lines if "busy" in line] == [f"{note}1.0 of 2 CPUs"] * is_busy
+    signal.raise_signal(signal.SIGTERM)
+    assert await task == 0
+
+
+@in_loop
+async def test_the_engines_state_tells_what_its_threads_waited() -> None:
+    async with running() as server:
+        said = json.loads((await server.get("/engine/stats"))[2])["machine"]
+        assert said["cpus"] >= 1 and said["ran_s"] > 0.0 and said["waited_s"] >= 0.0 and said["at_s"] > 0.0
 
 
 @pytest.mark.parametrize("second_signal", [True, False])

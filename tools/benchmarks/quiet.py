@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+
+from engine.machine import cpu_times, process_s
 
 PRIORITY = 10
 """Real-time: above all processes that have none."""
@@ -66,12 +67,8 @@ def _schedule(pids: Sequence[int], policy: int, priority: int) -> None:
 
 
 def others_s(pids: Sequence[int]) -> float:
-    """Seconds that all processors have computed, for other processes than ``pids``."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK") - sum(map(_process_s, pids))
-
-
-def _process_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds that all processors have computed, for other processes than ``pids`` and other virtual machines."""
+    times = cpu_times(range(os.cpu_count() or 1))
+    if times is None:
+        raise OSError("/proc/stat does not say what each CPU has computed")
+    return sum(times) - sum(map(process_s, pids))

@@ -20,6 +20,7 @@ from engine.http.app import build_app
 from engine.http.connections import Connections, TooFewFiles, most_connections
 from engine.http.state import STATE, ServerState
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
+from engine.machine import use
 from engine.service import logs
 from engine.service.errors import ApiError
 from engine.service.starting import StartReport
@@ -143,10 +144,14 @@ class Server:
     async def _run_engine(self) -> None:
         await self.state.tokenizer.warm()
         self._say("starting: engine process")
+        before = await asyncio.to_thread(self.state.machine.read)
         async with StartReport(self._say) as report:
             await self.state.supervisor.start(report.show)
         if self._client.info is not None:
             self._say(describe_start(self._client.info))
+        machine = use(before, await asyncio.to_thread(self.state.machine.read))
+        if machine.is_busy:
+            self._say(f"note: this machine is busy: while it started, the engine spent {machine.words}")
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
         gc.freeze()

@@ -20,6 +20,7 @@ from engine.http.bodies import Bodies, Body
 from engine.http.finders import Finders
 from engine.http.progress import PrefillProgress
 from engine.loop.client import EngineClient
+from engine.machine import Meter
 from engine.service.admission import Admission
 from engine.service.body_parser import BodyParser
 from engine.service.bus import EventBus
@@ -59,6 +60,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)
+    machine: Meter = field(default_factory=Meter)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
     prefill: PrefillProgress = field(default_factory=PrefillProgress)
     router_failures: Repeated = field(default_factory=lambda: Repeated("router failed"))

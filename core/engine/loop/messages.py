@@ -10,6 +10,7 @@ import msgspec
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.step_errors import StepCostReport
+from engine.machine import MachineTimes
 from engine.step.messages import RankInfo
 
 MAX_FRAME = 256 * 1024 * 1024
@@ -149,6 +150,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     rows_used: int = 0
     step_cost: StepCostReport | None = None
     """As of some steps ago."""
+    machine: MachineTimes | None = None
+    """Of all processes of the engine, the API's among them: read when the state is asked for."""
 
     @property
     def kv_used(self) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
+
+from engine.machine import MachineTimes, MachineUse, use
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -67,6 +69,12 @@ def quantile(share: float, buckets: dict[float, float]) -> float:
             return low + (bound - low) * ((rank - below) / inside if inside > 0.0 else 1.0)
         low, below = bound, buckets[bound]
     return low
+
+
+def machine_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> MachineUse | None:
+    """Of two answers of ``/engine/stats``; ``None`` where one has nothing of the machine."""
+    known = [msgspec.convert(found, MachineTimes) for each in (before, after) if (found := each.get("machine"))]
+    return use(*known) if len(known) == 2 else None
 
 
 def short_ids(text: str) -> str:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine.evaluation.output import check_writable, write_json
+from engine_plugins.command.bench.busy import Watched
 from engine_plugins.command.bench.compare import read_result, render_comparison
 from engine_plugins.command.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
 from engine_plugins.command.bench.options import BenchOptions, options_of
@@ -89,10 +90,12 @@ async def measure(options: BenchOptions) -> Result:
             calibration = await calibrate(session, target, text[:SAMPLE_CHARS], count_tokens)
         workload = make_workload(options, text, calibration)
         send = HttpSender(session, target, clock, keep_text=count_tokens is not None)
+        machine = await Watched.begin(session, target)
         records, lags_s = await run_load(options, workload, send)
+        watched = await machine.end()
     if count_tokens is not None:
         records = [count_output(record, count_tokens) for record in records]
-    return summarise(records, lags_s, options.slo, describe_run(options, model, workload, calibration))
+    return summarise(records, lags_s, options.slo, describe_run(options, model, workload, calibration), watched)
 
 
 def read_text(path: str) -> str:

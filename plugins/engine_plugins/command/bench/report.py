@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from engine.contracts.percentiles import TOO_FEW, Sample, describe
+from engine.machine import MachineUse
+from engine_plugins.command.bench.busy import Busy, as_json
 from engine_plugins.command.bench.record import RequestRecord
 from engine_plugins.command.bench.slo import Slo
 
@@ -31,9 +34,13 @@ Result = dict[str, Any]
 
 
 def summarise(
-    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], slo: Slo | None, config: dict[str, Any]
+    records: Sequence[RequestRecord],
+    loop_lags_s: Sequence[float],
+    slo: Slo | None,
+    config: dict[str, Any],
+    busy: Busy | None = None,
 ) -> Result:
-    """The result of a run. ``config`` says what was run and is copied into it.
+    """The result of a run. ``config`` says what was run and is copied into it; ``busy``: what was seen of the machine.
 
     The run lasts from the first due time to the last end, waiting for stragglers included.
     """
@@ -55,6 +62,7 @@ def summarise(
         "drafting": drafting(ok),
         "goodput": None if slo is None else goodput(records, slo, duration_s),
         "client": client,
+        "machine": as_json(busy),
         "records": [row(record) for record in sorted(records, key=lambda r: r.index)],
     }
 
@@ -224,6 +232,10 @@ def notes(result: Result) -> list[str]:
     if (good := result["goodput"]) is not None:
         share = "unknown" if good["share"] is None else f"{good['share']:.1%}"
         lines.append(f"goodput     {show(good['requests_per_s'])} requests/s ({share}) within {good['slo']}")
+    if (machine := result["machine"]) is not None:
+        found = msgspec.convert(machine, MachineUse)
+        if found.is_busy:
+            lines.append(f"machine     busy: {machine['whose']} spent {found.words}")
     if requests["ok"] and tokens["output"] is None:
         lines.append("The server does not report token counts: ITL and TPOT are unknown (--tokenizer counts them).")
     if any(values["count"] and values["p99"] is None for values in result["metrics"].values()):

@@ -22,6 +22,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.rates import fastest_rates, threads
+from engine.machine import cpu_times, process_s
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 
 READ_BYTES = 1 << 30
@@ -32,7 +33,6 @@ ROWS = (1, 8, 64, 512)
 ROUNDS = 3
 GROUP = 128
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-CPU_TIMES = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +186,8 @@ def _ways(weights: str, layers: dict[str, PackedLinear], dtype: torch.dtype, cho
 def _others_s(cpus: Collection[int]) -> float:
     """Seconds of work of these CPUs since the machine started, less those of this process and the compilers it ran; NaN
     where the system does not say."""
-    times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    try:
-        lines = [line.split() for line in CPU_TIMES.read_text().splitlines()]
-    except OSError:
-        return math.nan
-    busy = {name: sum(map(int, (*ticks[:3], *ticks[5:8]))) for name, *ticks in lines if name.startswith("cpu")}
-    found = [busy[f"cpu{cpu}"] for cpu in cpus if f"cpu{cpu}" in busy]  # all but idle and iowait; steal counts
-    return sum(found) / os.sysconf("SC_CLK_TCK") - own if len(found) == len(cpus) else math.nan
+    times = cpu_times(cpus)
+    return math.nan if times is None else sum(times) - process_s(os.getpid())
 
 
 def _processor() -> str:

@@ -58,7 +58,7 @@ class Abstention:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
-    """Lost requests first, then the most time saved for each request."""
+    """What may be the cause of the others first, then lost requests, then the most time saved for each request."""
     abstentions: tuple[Abstention, ...]
     unknown: tuple[Rule, ...]
     """Rules that no window had enough figures for."""
@@ -80,7 +80,7 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
             abstentions.append(Abstention(rule, shown_in, tuple(n for n, judged in enumerate(known, 1) if not judged)))
         elif not any(known):
             unknown.append(rule)
-    findings.sort(key=lambda finding: (finding.rule.is_time, -finding.saved_ms))
+    findings.sort(key=lambda finding: (not finding.rule.comes_first, finding.rule.is_time, -finding.saved_ms))
     return Diagnosis(tuple(findings), tuple(abstentions), tuple(unknown))
 
 

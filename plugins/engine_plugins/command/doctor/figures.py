@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from engine.contracts.percentiles import describe
+from engine.machine import MachineUse
 from engine_plugins.command.doctor.evidence import Figures
 from engine_plugins.command.live import Sample, quantile
 
@@ -73,6 +74,11 @@ MEANING = {
     "rows": "mean requests in a step",
     "busy_share": "of the window, with steps on the device",
     "preemptions": "",
+    "waiting_for_core": "share of the time that the engine's threads wanted a core, without one",
+    "others_cpus": "CPUs that other processes used, on average",
+    "stolen_share": "of the time of all CPUs, taken by the hypervisor",
+    "throttled_share": "of the time, stopped by the CPU limit of a control group",
+    "cpus": "that the engine may use",
     "drafted": "draft tokens verified",
     "accepted": "draft tokens accepted",
     "chains": "verifications",
@@ -118,6 +124,8 @@ class Seen:
     """Of ``/engine/requests/ID``, some of them."""
     cost: dict[str, Any] | None
     """Of ``/engine/stats``."""
+    machine: MachineUse | None = None
+    """Of the same, first look to last."""
 
 
 def figures_of(seen: Seen) -> Figures:
@@ -126,12 +134,34 @@ def figures_of(seen: Seen) -> Figures:
         "seconds": seen.seconds,
         **_of_counters(seen),
         **_of_looks(seen.looks),
+        **_of_machine(seen.machine),
         **_of_requests([each for each in seen.requests if each["finish_reason"] in ("stop", "length")]),
         **_of_details(seen.details),
     }
     if seen.cost and any(seen.cost["cost"][name] for name in COSTS):  # else nothing is fitted
         found |= {f"cost.{name}": seen.cost["cost"][name] for name in COSTS}
     return {name: float(f"{value:.5g}") for name, value in found.items() if math.isfinite(value)}
+
+
+MACHINE = {
+    "waiting": "waiting_for_core",
+    "others": "others_cpus",
+    "stolen": "stolen_share",
+    "throttled": "throttled_share",
+}
+
+
+def _of_machine(machine: MachineUse | None) -> Figures:
+    if machine is None:
+        return {}
+    known = {figure: getattr(machine, name) for name, figure in MACHINE.items()}
+    return {"cpus": machine.cpus} | {figure: value for figure, value in known.items() if value is not None}
+
+
+def machine_of(figures: Figures) -> MachineUse:
+    """The machine in a window."""
+    known = {name: figures.get(figure) for name, figure in MACHINE.items()}
+    return MachineUse(cpus=int(figures.get("cpus", 0)), stalled=None, load=None, **known)
 
 
 def decode_row_ms(figures: Figures) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine_plugins.command.doctor.evidence import Evidence, Figures, engine_of
 from engine_plugins.command.doctor.figures import Look, Seen, Series, figures_of, look_of, series_of
-from engine_plugins.command.live import LiveEngine, LiveError
+from engine_plugins.command.live import LiveEngine, LiveError, machine_between
 
 WINDOWS = 3
 LOOKS = 25
@@ -53,10 +53,12 @@ async def watch(engine: LiveEngine, before: Reading, work: Awaitable[object], lo
     reading at the end. Raises :class:`LiveError`."""
     looks: list[Look] = []
     cost = None
+    first = last = await engine.json("/engine/stats") or {}
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait((task,), timeout=look_s))[0]:
             if stats := await engine.json("/engine/stats"):
+                last = stats
                 looks.append(look_of(stats))
                 cost = stats.get("step_cost") or cost
         task.result()
@@ -70,4 +72,5 @@ async def watch(engine: LiveEngine, before: Reading, work: Awaitable[object], lo
     for each in requests[:: max(1, len(requests) // MOST_DETAILS)][:MOST_DETAILS]:
         with contextlib.suppress(LiveError):  # no longer kept
             details += (await engine.json(f"/engine/requests/{each['request_id']}"))["sequences"]
-    return figures_of(Seen(seconds, before.series, after.series, looks, requests, details, cost)), after
+    machine = machine_between(first, last)
+    return figures_of(Seen(seconds, before.series, after.series, looks, requests, details, cost, machine)), after

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine_plugins.command.doctor.evidence import Engine, Figures
+from engine_plugins.command.doctor.figures import machine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,16 @@ class Rule:
     """``None``: these figures do not show the cause. Only called where :attr:`needs` are met."""
     needs: Mapping[str, float] = field(default_factory=dict)
     """Precondition: figures and the least each must be for the window to say anything."""
+    comes_first: bool = False
+    """Before all others: they may be consequences."""
 
     @property
     def is_time(self) -> bool:
         return self.metric.endswith("_ms")
 
     def can_judge(self, figures: Figures) -> bool:
+        """A step cost that was measured while others had the cores says nothing of plugins."""
         known = all(name in figures for name in (self.metric, *self.shown))
+        if any(name.startswith("cost.") for name in self.shown) and machine_of(figures).is_busy:
+            return False
         return known and all(figures.get(name, 0.0) >= least for name, least in self.needs.items())

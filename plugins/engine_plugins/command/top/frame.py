@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from engine.machine import MachineUse
+from engine_plugins.command.live import machine_between
 from engine_plugins.command.top.poll import Poll
 
 RATE_S = 5.0
@@ -60,6 +62,7 @@ class Minute(msgspec.Struct, frozen=True):
     acceptance: float | None = None
     mean_accepted_length: float | None = None
     preemptions: int = 0
+    machine: MachineUse | None = None
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -140,6 +143,7 @@ def minute(one: Poll, two: Poll) -> Minute:
         acceptance=each("accepted", "drafted"),
         mean_accepted_length=None if length is None else 1.0 + length,
         preemptions=int(counted["preemptions"]),
+        machine=machine_between(one.stats, two.stats),
     )
 
 

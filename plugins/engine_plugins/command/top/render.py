@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +31,8 @@ SERIES = (
 def render(title: Text, frame: frames.Frame, width: int, height: int | None = None) -> RenderableType:
     """``height``: lines of the terminal, which the slowest requests fill up; ``None``: ten of them."""
     half = (width - 4) // 2 if width >= WIDE else width
-    left, right = series(frame, half), Group(measured(frame), Text(), kept(frame, half))
+    cores = machine(frame)
+    left, right = series(frame, half), Group(measured(frame), Text(), kept(frame, half), *cores)
     above: list[RenderableType]
     if width >= WIDE:
         halves = Table.grid(padding=(0, 4, 0, 0))
@@ -41,6 +42,7 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
         above, lines = [title, Text(), halves, Text()], 13 + len(frame.kv)
     else:
         above, lines = [title, left, Text(), right, Text()], 18 + len(frame.kv)
+    lines += sum(len(line.wrap(Console(), half)) for line in cores)
     room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
     return Group(*above, slowest(frame.slowest[:room], width))
 
@@ -112,12 +114,20 @@ def kept(frame: frames.Frame, width: int) -> Table:
     return table
 
 
+def machine(frame: frames.Frame) -> list[Text]:
+    """What the engine's threads had of the cores; red where the machine is a cause of what is slow."""
+    found = frame.minute.machine
+    if found is None:
+        return []
+    return [Text.assemble(("machine ", "bold"), (found.words, "bold red" if found.is_busy else ""))]
+
+
 def slowest(requests: Sequence[dict[str, Any]], width: int) -> Table:
     """A row for each request; narrow ones leave out what was cached, and long ids but for their ends."""
     wide = width >= WIDE
     table = Table.grid(padding=(0, 1, 0, 0))
     kinds = ("prompt", "cached", "output") if wide else ("prompt", "output")
-    columns = (("slowest", 10), ("TTFT", 6), ("TPOT", 6), *((kind, 6) for kind in kinds))
+    columns = (("slowest", 12), ("TTFT", 7), ("TPOT", 6), *((kind, 6) for kind in kinds))
     for _, cells in columns:
         table.add_column(justify="right", no_wrap=True, width=cells)
     ids = 43 if wide else 10
@@ -129,7 +139,7 @@ def slowest(requests: Sequence[dict[str, Any]], width: int) -> Table:
         table.add_row(
             f"{request['total_ms']:,.0f} ms",
             number(request["ttft_ms"], 0),
-            number(request["tpot_ms"], 1),
+            number(request["tpot_ms"], 1 if (request["tpot_ms"] or 0.0) < 1000.0 else 0),
             *(f"{request[f'{kind}_tokens']:,}" for kind in kinds),
             Text(cause if wide else short_ids(cause)),
             Text(name if wide else short_ids(name)),

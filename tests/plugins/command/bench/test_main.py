@@ -17,8 +17,10 @@ from tokenizers.pre_tokenizers import Split
 
 from engine.cli.main import main
 from engine_plugins.command.bench import main as bench
+from engine_plugins.command.bench.busy import is_local
 from engine_plugins.command.bench.options import BenchOptions, add_flags, options_of
 from engine_plugins.command.bench.probe import ProbeError, calibrate
+from engine_plugins.command.bench.report import notes
 from engine_plugins.command.bench.target import Target, open_session
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,17 +41,24 @@ class FakeServer:
 
     def __init__(self, usage: bool = True, tokenize: str | None = None, fail_every: int = 0) -> None:
         self.usage, self.tokenize, self.fail_every = usage, tokenize, fail_every
+        self.machine: list[dict[str, Any]] = []
+        """What ``/engine/stats`` says, one answer after the other; none: it is another server."""
         self.bodies: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
 
     def app(self) -> web.Application:
         app = web.Application()
+        if self.machine:
+            app.router.add_get("/engine/stats", self.stats)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.complete)
         app.router.add_post("/v1/completions", self.complete)
         if self.tokenize is not None:
             app.router.add_post("/tokenize", self.count)
         return app
+
+    async def stats(self, request: web.Request) -> web.Response:
+        return web.json_response({"running": 0, "machine": self.machine.pop(0)})
 
     async def models(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers.get("Authorization"))
@@ -101,6 +110,39 @@ def test_a_closed_loop_run_measures_every_request():
     assert result["metrics"]["tpot_ms"]["count"] == 12
     assert len(fake.bodies) == 12 + 2 + 2  # measured, warm-up, calibration by usage
     assert fake.keys == {"Bearer k"}
+
+
+def test_a_server_that_says_how_its_threads_waited_is_believed():
+    fake = FakeServer()
+    fake.machine = [
+        {"at_s": at, "cpus": 2, "ran_s": ran, "waited_s": waited, "others_s": others, "stolen_s": 0.0}
+        for at, ran, waited, others in ((0.0, 0.0, 0.0, 0.0), (10.0, 6.0, 2.0, 9.0))
+    ]
+    result = measure(fake, "--requests", "1", "--warmup", "0")
+    assert result["machine"]["whose"] == "the engine" and result["machine"]["waiting"] == 0.25
+    line = "machine     busy: the engine spent 25% of its time without a core, others used 0.9 of 2 CPUs"
+    assert line in notes(result)
+    result["machine"]["waiting"] = 0.01
+    assert not any("machine" in line for line in notes(result))
+
+
+def test_of_a_local_server_that_says_nothing_this_client_says_how_it_waited():
+    found = measure(FakeServer(), "--requests", "1")["machine"]
+    assert found["whose"] == "this client" and found["cpus"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://localhost", True),
+        ("http://192.0.2.7:8000", False),
+        ("https://example.com", False),
+    ],
+)
+def test_a_server_elsewhere_says_nothing_of_this_machine(url, local):
+    assert is_local(url) == local
 
 
 def test_an_open_loop_run_sends_on_a_seeded_schedule():

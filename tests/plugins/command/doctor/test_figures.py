@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from engine_plugins.command.doctor.figures import COSTS, Look, Seen, Series, dispersion, figures_of, series_of
+from engine.machine import MachineUse
+from engine_plugins.command.doctor.figures import (
+    COSTS,
+    Look,
+    Seen,
+    Series,
+    dispersion,
+    figures_of,
+    machine_of,
+    series_of,
+)
 from engine_plugins.command.live import Sample
 
 
@@ -34,6 +44,14 @@ def seen(
 ) -> Seen:
     usual: dict[str, Any] = {"requests": [], "details": [], "cost": None}
     return Seen(10.0, before or {}, after or {}, looks or [], **(usual | more))
+
+
+def test_the_machine_of_a_window_is_kept_as_figures() -> None:
+    machine = MachineUse(2, 0.4, 0.9, 0.05, None, 0.5, 3.0)
+    found = figures_of(seen(machine=machine))
+    assert (found["waiting_for_core"], found["others_cpus"], found["stolen_share"]) == (0.4, 0.9, 0.05)
+    assert "throttled_share" not in found and machine_of(found).is_busy
+    assert not machine_of(figures_of(seen())).is_busy, "nothing is known"
 
 
 def test_counters_count_from_the_beginning_of_the_window() -> None:

@@ -23,6 +23,27 @@ def test_the_planted_fault_is_named_first(cause: str) -> None:
     assert [finding.rule.cause for finding in found][:1] == [cause]
 
 
+BUSY = {"waiting_for_core": 0.4, "others_cpus": 1.0, "stolen_share": 0.0, "cpus": 2.0}
+
+
+@pytest.mark.parametrize("cause", ["drafter_does_not_pay", "too_few_rows"])
+def test_a_busy_machine_comes_before_plugins_and_spoils_what_steps_cost(cause: str) -> None:
+    evidence = recorded(cause)
+    busy = msgspec.structs.replace(evidence, windows=[figures | BUSY for figures in evidence.windows])
+    found = diagnose(busy, RULES)
+    assert found.findings[0].rule.cause == "machine_busy" and not found.findings[0].remedy.overrides
+    named = [finding.rule.cause for finding in found.findings[1:]]
+    assert ("drafter_does_not_pay" in named, "too_few_rows" in named) == (False, cause == "too_few_rows")
+
+
+@pytest.mark.parametrize("change", [{"waiting_for_core": 0.02}, {"others_cpus": 0.1}])
+def test_an_engine_with_cores_of_its_own_is_not_on_a_busy_machine(change: dict[str, float]) -> None:
+    evidence = recorded("drafter_does_not_pay")
+    windows = [figures | BUSY | change for figures in evidence.windows]
+    found = diagnose(msgspec.structs.replace(evidence, windows=windows), RULES).findings
+    assert found[0].rule.cause == "drafter_does_not_pay"
+
+
 def test_chunks_are_small_for_a_low_target_of_itl_as_well_as_for_a_small_budget() -> None:
     evidence = recorded("token_budget_too_small")
     settings = evidence.engine.settings | {"scheduler.token_budget": 2048, "scheduler.itl_target_ms": 2.0}

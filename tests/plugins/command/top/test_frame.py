@@ -79,6 +79,15 @@ def test_a_step_is_the_sum_of_its_parts(step, device, host, gap, in_line):
     assert sum(parts[f"{name}_ms"] for name in ("gap", "device", "host", "in_line")) == pytest.approx(step)
 
 
+def test_waits_for_a_core_are_those_of_the_minute():
+    polls = look(0.0), look(10.0)
+    for poll, ran, waited, others in zip(polls, (5.0, 8.0), (1.0, 2.0), (50.0, 57.0)):
+        poll.stats["machine"] = {"at_s": poll.at_s, "cpus": 2, "ran_s": ran, "waited_s": waited, "others_s": others}
+    found = history(*polls).frame().minute.machine
+    assert (found.waiting, found.others, found.is_busy) == (0.25, 0.7, True)
+    assert history(look(0.0), look(1.0)).frame().minute.machine is None, "an engine that does not say"
+
+
 def test_the_slowest_requests_come_first():
     ended = tuple({"request_id": name, "total_ms": ms} for name, ms in (("a", 5.0), ("b", 900.0), ("c", 40.0)))
     assert [found["request_id"] for found in history(look(0.0, requests=ended)).frame().slowest] == ["b", "c", "a"]

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from engine.machine import MachineUse
 from engine_plugins.command.top.frame import Frame, Group, Minute, Percentiles, Rates
 from engine_plugins.command.top.render import render
 from engine_plugins.command.top.sparkline import bar, sparkline
@@ -13,19 +14,32 @@ from engine_plugins.command.top.sparkline import bar, sparkline
 ID = "chatcmpl-ac6cccb6ab2743b6b17a731c37b2926f-0"
 SLOW = {
     "request_id": ID,
-    "total_ms": 123456.7,
-    "ttft_ms": 1599.0,
-    "tpot_ms": 127.4,
-    "prompt_tokens": 8130,
+    "total_ms": 1234567.8,
+    "ttft_ms": 123456.0,
+    "tpot_ms": 12593.4,
+    "prompt_tokens": 81300,
     "cached_tokens": 192,
     "output_tokens": 1024,
     "cause": f"decode 97 %, beside 573 prompt tokens of {ID}",
 }
+BUSY = MachineUse(64, 0.57, 33.4, 0.05, None, None, 97.0)
 FRAME = Frame(
     running=256,
     waiting=3,
     rates=Rates(12345.6, 98765.4, 101.5),
-    minute=Minute(1205.28, 101.16, 1073.68, 10.74, 19.7, 255.9, 0.3, 0.63, 3.75, 12),
+    minute=Minute(
+        1205.28,
+        101.16,
+        1073.68,
+        10.74,
+        19.7,
+        255.9,
+        0.3,
+        0.63,
+        3.75,
+        12,
+        MachineUse(64, 0.57, 33.4, 0.05, None, None, 97.0),
+    ),
     latency={
         **{f"{name}_ms": Percentiles(20000, 1141.4, 9452.17, 123456.78) for name in ("ttft", "itl", "tpot", "e2e")},
         "queue_ms": Percentiles(0, None, None, None),
@@ -55,8 +69,9 @@ def test_a_frame_has_all_its_figures(width):
     shown = "\n".join(lines(width))
     for figure in (
         "12,345.6 tok/s", "101.5 req/s", "123,456.78", "20,000", "1,205.28", "= gap", "1,073.68", "+ in line",
-        "19.70", "255.9", "92 % used",
-        "window_4096", "30 % of prompt tokens", "12 preemptions", "63 % accepted", "length 3.75", "123,457 ms", "1,599",
+        "19.70", "255.9", "57% of its time", "33.4 of 64 CPUs", "steal 5%", "92 % used",
+        "window_4096", "30 % of prompt tokens", "12 preemptions", "63 % accepted", "length 3.75", "1,234,568 ms",
+        "123,456", "12,593", "81,300",
     ):  # fmt: skip
         assert figure in shown
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine_plugins.command.doctor.rules import decoding, delivery, memory, prompts, queueing
+from engine_plugins.command.doctor.rules import decoding, delivery, machine, memory, prompts, queueing
 
-RULES = (*prompts.RULES, *queueing.RULES, *memory.RULES, *decoding.RULES, *delivery.RULES)
+RULES = (*machine.RULES, *prompts.RULES, *queueing.RULES, *memory.RULES, *decoding.RULES, *delivery.RULES)
