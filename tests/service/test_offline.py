@@ -10,6 +10,7 @@ import pytest
 
 from engine import LLM
 from engine.loop.messages import EngineStats
+from engine.service.chat_template import TemplateFailed
 from engine.service.offline import GenerationFailed
 
 
@@ -26,6 +27,22 @@ def test_calls_from_several_threads_run_one_after_another(llm: LLM) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = pool.map(lambda p: llm.generate([p], max_tokens=8, temperature=0.0)[0].tokens, prompts)
     assert list(together) == alone
+
+
+def test_a_conversation_of_parts_is_answered_as_its_text_is(llm: LLM) -> None:
+    said = "You are\nhelpful", "What does json.dumps do?"
+    as_text, as_parts = (
+        llm.chat(
+            [{"role": role, "content": content(text)} for role, text in zip(("system", "user"), said)],
+            chat_template_kwargs={"enable_thinking": False, "messages": []},
+            max_tokens=12,
+            temperature=0.0,
+        )
+        for content in (str, lambda text: [{"type": "text", "text": line} for line in text.split("\n")])
+    )
+    assert as_text.tokens == as_parts.tokens
+    with pytest.raises(TemplateFailed, match="is no text"):
+        llm.chat([{"role": "user", "content": [{"type": "image", "image": "x"}]}])
 
 
 def nothing_is_held(stats: EngineStats) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
 
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
 
 
@@ -302,7 +302,7 @@ class ServerSettings:
         if self.compress_streams and not self.compression:
             raise ValueError("server.compress_streams=true needs server.compression=true")
         for origin in self.cors_origins:
-            if not ORIGIN.fullmatch(origin):
+            if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"server.cors_origins: {origin!r}: expected '*', or scheme, host and perhaps port in lower case, "
                     "with nothing behind, such as https://chat.example.org or http://localhost:3000"
