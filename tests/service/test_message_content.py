@@ -33,6 +33,7 @@ ALTERNATES = (
 )
 NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}" + PARTS
 ALL = [TEXT, TEXT_OR_NOTHING, CONCATENATES, PARTS, BOTH, FIRST_PART_OF_SYSTEM]
+NAMES = ["text", "text or nothing", "concatenates", "parts", "both", "first part of system"]
 TAKE_PARTS = [PARTS, BOTH]
 
 
@@ -55,7 +56,7 @@ def of_transformers(template: str, messages: list[dict[str, Any]]) -> str:
     return str(prompts[0])
 
 
-@pytest.mark.parametrize("template", ALL)
+@pytest.mark.parametrize("template", ALL, ids=NAMES)
 def test_text_reaches_every_kind_of_template(template: str) -> None:
     messages = conversation(("system", "s"), ("user", "a\nb"), ("assistant", "c"), ("user", "d"))
     assert render(template, messages) == "<system>s</><user>a\nb</><assistant>c</><user>d</>"
@@ -63,7 +64,7 @@ def test_text_reaches_every_kind_of_template(template: str) -> None:
         assert of_transformers(template, messages) == render(template, messages)
 
 
-@pytest.mark.parametrize("template", ALL)
+@pytest.mark.parametrize("template", ALL, ids=NAMES)
 def test_parts_reach_every_kind_of_template_in_every_role(template: str) -> None:
     said = [("system", [part("s"), part("t")]), ("user", [part("a\nb"), part("c")]), ("assistant", [part("d")])]
     messages = conversation(*said, ("user", "plain"))
@@ -73,13 +74,13 @@ def test_parts_reach_every_kind_of_template_in_every_role(template: str) -> None
     assert shown == f"<system>s{between}t</><user>a\nb{of_users}c</><assistant>d</><user>plain</>"
 
 
-@pytest.mark.parametrize("template", TAKE_PARTS)
+@pytest.mark.parametrize("template", TAKE_PARTS, ids=["parts", "both"])
 def test_a_template_that_takes_parts_joins_them_as_transformers_has_it(template: str) -> None:
     messages = conversation(("system", [part("s"), part(" t")]), ("user", [part("a "), part("b")]))
     assert render(template, messages) == of_transformers(template, messages) == "<system>s t</><user>a b</>"
 
 
-@pytest.mark.parametrize("template", [ALTERNATES, NEEDS_SYSTEM])
+@pytest.mark.parametrize("template", [ALTERNATES, NEEDS_SYSTEM], ids=["alternates", "needs system"])
 def test_a_template_that_refuses_most_conversations_is_tried_with_others(template: str) -> None:
     first = [("system", "s")] if template is NEEDS_SYSTEM else []
     messages = conversation(*first, ("user", "a"), ("assistant", "b"), ("user", [part("c"), part("d")]))
@@ -100,8 +101,8 @@ def test_text_that_a_template_leaves_out_is_an_error() -> None:
             render(template, conversation(("user", content)))
 
 
-@pytest.mark.parametrize("template", ALL)
-@pytest.mark.parametrize("other", [{"type": "image"}, {"type": "text"}, "a"])
+@pytest.mark.parametrize("template", ALL, ids=NAMES)
+@pytest.mark.parametrize("other", [{"type": "image"}, {"type": "text"}, "a"], ids=["image", "no text", "string"])
 def test_a_part_that_is_no_text_is_refused_whatever_the_template_does_with_it(template: str, other: Any) -> None:
     with pytest.raises(TemplateRefused, match="is no text"):
         render(template, conversation(("user", [part("a"), other])))
