@@ -161,7 +161,7 @@ class Comparison:
             for token in ids[start : start + each]:
                 tokens += [token, self._random.choice(added)]
                 data = bytes([self._random.randrange(256)]) if token % 8 == 0 else _character(self._random).encode()
-                tokens += [byte[data[i : i + 1]] for i in range(len(data))] if byte else []
+                tokens += [byte[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in byte]
             yield tokens
 
     def _differs(self, what: str, of: object, found: object, expected: object) -> bool:
@@ -181,7 +181,7 @@ def texts(source: random.Random, count: int, added: Sequence[str]) -> Iterator[s
     fixed = [code.format(indent) for code in CODE for indent in indents] + list(LINES)
     fixed += [f"a{chr(code)}b {chr(code)}" for code in (*range(0x20), *range(0x7F, 0xA1), 0xAD, *range(0x2000, 0x2070))]
     fixed += [" " * n + "x" + "\n" * (n % 5) for n in range(64)]
-    yield from fixed
+    yield from fixed[:count]
     parts = [*LINES, *indents, "\n", " ", "", "\r\n", "x", "  "]
     for i in range(max(0, count - len(fixed))):
         kind = i % 4

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from engine.http.preparing import encode_text, encode_turns
 from engine.service.chat_template import TemplateSource
@@ -258,6 +260,32 @@ async def test_offsets_of_an_echoed_prompt_count_the_special_tokens_that_it_spel
     choice = json.loads(data)["choices"][0]
     assert choice["logprobs"]["text_offset"][:5] == [0, 1, 11, 11, 12]
     assert choice["logprobs"]["text_offset"][5] == len(asked["prompt"])
+
+
+def sentencepiece() -> Tokenizer:
+    """Of Llama 2's kind, with Gemma's indents."""
+    backend = tokenizers.Tokenizer(models.BPE({"<unk>": 0, "▁Hello": 1, "▁w": 2}, [], unk_token="<unk>"))
+    spaces, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
+    backend.add_tokens(["▁▁▁▁"])
+    return Tokenizer(backend.to_str().encode(), None)
+
+
+@in_loop
+async def test_a_text_has_no_space_before_it_and_its_indents_are_spaces() -> None:
+    async with running(lambda request: [(2,), (3,)]) as server:
+        server.server.state.tokenizer = tokenizer = sentencepiece()
+        _, _, data = await server.post("/detokenize", {"tokens": [1, 3, 2]})
+        assert json.loads(data) == {"prompt": "Hello     w"}
+        asked = completion(prompt=[1, 2], max_tokens=2, echo=True, logprobs=0)
+        _, _, data = await server.post("/v1/completions", asked)
+        choice = json.loads(data)["choices"][0]
+        _, _, data = await server.post("/v1/completions", completion(prompt=[1], stop="   ", max_tokens=2))
+        tokenizer.close()
+    assert choice["text"] == "Hello w w    "
+    assert choice["logprobs"]["tokens"] == [" Hello", " w", " w", "    "]
+    assert choice["logprobs"]["text_offset"] == [0, 5, 7, 9]
+    assert json.loads(data)["choices"][0]["text"] == " w"
 
 
 @in_loop
