@@ -138,38 +138,42 @@ class IncrementalDetokenizer:
     for these characters, too, which are out long before.
     """
 
-    __slots__ = ("_bytes", "_decode", "_first", "_hidden", "_stripped", "_tokens")
+    __slots__ = ("_begins", "_bytes", "_decode", "_first", "_hidden", "_stripped", "_text", "_tokens")
 
     def __init__(self, tokens: TokenBytes, hidden: frozenset[int] = frozenset(), begins: bool = True) -> None:
         """``hidden``: ids without visible text (special tokens). ``begins``: the sequence begins a text."""
         self._tokens = tokens
         self._hidden = hidden
-        self._first = begins
-        self._stripped = tokens.stripped if begins else ""
+        self._begins = self._first = begins
+        self._stripped = tokens.stripped
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes = _ByteRun()
+        self._text = self._of_bytes if tokens.byte_level else self._of_pieces
 
     def feed(self, token: int) -> str:
-        if token in self._hidden or token not in self._tokens:
+        if token in self._hidden:
             return ""
-        data = self._tokens.first(token) if self._first else self._tokens[token]
-        self._first = False
-        if self._tokens.byte_level:
-            text = self._decode.decode(data)
-        elif token in self._tokens.single:
-            text = self._bytes.feed(data)
-        else:
-            text = self._bytes.end() + data.decode()
-        return self._without_stripped(text) if self._stripped else text
+        return self._beginning(token) if self._begins else self._text(token, self._tokens[token])
 
     def flush(self) -> str:
         """What is left of an unfinished character (as U+FFFD), at the end of the sequence."""
         return self._decode.decode(b"", True) + self._bytes.end()
 
-    def _without_stripped(self, text: str) -> str:
-        for i, character in enumerate(text):
-            if not self._stripped.startswith(character):
-                self._stripped = ""
-                return text[i:]
-            self._stripped = self._stripped[1:]
-        return ""
+    def _of_bytes(self, token: int, data: bytes) -> str:
+        return self._decode.decode(data)
+
+    def _of_pieces(self, token: int, data: bytes) -> str:
+        if token in self._tokens.single:
+            return self._bytes.feed(data)
+        return self._bytes.end() + data.decode() if token in self._tokens else ""
+
+    def _beginning(self, token: int) -> str:
+        """Without what the decoder drops there."""
+        if token not in self._tokens:
+            return ""
+        text = self._text(token, self._tokens.first(token) if self._first else self._tokens[token])
+        self._first = False
+        while text and self._stripped.startswith(text[0]):
+            text, self._stripped = text[1:], self._stripped[1:]
+        self._begins = not text and bool(self._stripped)
+        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.service.stops import Released, StopMatcher
+from engine.service.stops import StopMatcher
 from engine.service.tokenizer import Tokenizer
 
 
@@ -33,29 +33,30 @@ class OutputText:
         self._detokenizer = tokenizer.stream(skip_special_tokens, prompt)
         self._names = tokenizer.token_bytes
         self._hidden = tokenizer.hidden if spelled else frozenset()
-        self._stops = StopMatcher(stops, include_stop, spelled)
+        self._stops = StopMatcher(stops, include_stop, spelled) if stops else None
         self._tokens_before_stop = min_tokens
 
     def feed(self, token: int) -> str:
         """The text that becomes visible with this token."""
         self._tokens_before_stop -= 1
         if token in self._hidden:
-            return self._show(self._stops.feed(self._names[token].decode(errors="replace"), True, self._may_stop()))
-        return self._feed(self._detokenizer.feed(token))
+            return self._show(self._names[token].decode(errors="replace"), hidden=True)
+        return self._show(self._detokenizer.feed(token))
 
     def finish(self) -> str:
         """The rest, at the end of an output that no stop string ended."""
-        text = self._feed(self._detokenizer.flush())
-        return text if self.stopped else text + self._show(Released(self._stops.flush()))
+        text = self._show(self._detokenizer.flush())
+        if self._stops is None or self.stopped:
+            return text
+        rest = self._stops.flush()
+        self.shown += len(rest)
+        return text + rest
 
-    def _feed(self, text: str) -> str:
-        self.detokenized += len(text)
-        return self._show(self._stops.feed(text, False, self._may_stop()))
-
-    def _may_stop(self) -> bool:
-        return self._tokens_before_stop < 0
-
-    def _show(self, released: Released) -> str:
-        self.stopped = released.stopped
-        self.shown += len(released.text)
-        return released.text
+    def _show(self, text: str, hidden: bool = False) -> str:
+        if not hidden:
+            self.detokenized += len(text)
+        if self._stops is not None:
+            released = self._stops.feed(text, hidden, self._tokens_before_stop < 0)
+            text, self.stopped = released.text, released.stopped
+        self.shown += len(text)
+        return text

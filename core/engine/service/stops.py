@@ -91,20 +91,19 @@ class _Search:
         self._tail = ""
 
     def feed(self, text: str, may_match: bool) -> list[_Match]:
-        """Adds text; the string that is complete first with it, if any."""
+        """Adds text; the first occurrence of each string that is complete with it."""
         tail, begin = self._tail + text, self.settled
-        best: list[_Match] = []
+        found: list[_Match] = []
         for stop in self.stops if may_match else ():
             # Not one that was complete before.
             start = tail.find(stop, max(0, len(self._tail) - len(stop) + 1))
-            match = _Match(begin + start, begin + start + len(stop), stop)
-            if start >= 0 and (not best or (match.end, match.start) < (best[0].end, best[0].start)):
-                best = [match]
+            if start >= 0:
+                found.append(_Match(begin + start, begin + start + len(stop), stop))
         keep = self._possible_start(tail)
         self._tail = tail[len(tail) - keep :]
         self.end += len(text)
         self.settled = self.end - keep
-        return best
+        return found
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest tail of ``text`` that begins some string."""
