@@ -138,13 +138,15 @@ class IncrementalDetokenizer:
     for these characters, too, which are out long before.
     """
 
-    __slots__ = ("_begins", "_bytes", "_decode", "_first", "_hidden", "_stripped", "_text", "_tokens")
+    __slots__ = ("_bytes", "_decode", "_first", "_hidden", "_stripped", "_text", "_tokens", "begins")
 
-    def __init__(self, tokens: TokenBytes, hidden: frozenset[int] = frozenset(), begins: bool = True) -> None:
-        """``hidden``: ids without visible text (special tokens). ``begins``: the sequence begins a text."""
+    def __init__(self, tokens: TokenBytes, hidden: frozenset[int] = frozenset()) -> None:
+        """``hidden``: ids without visible text (special tokens)."""
+        self.begins = True
+        """The decoder may drop something from the next token that it would not drop later."""
         self._tokens = tokens
         self._hidden = hidden
-        self._begins = self._first = begins
+        self._first = True
         self._stripped = tokens.stripped
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes = _ByteRun()
@@ -153,7 +155,7 @@ class IncrementalDetokenizer:
     def feed(self, token: int) -> str:
         if token in self._hidden:
             return ""
-        return self._beginning(token) if self._begins else self._text(token, self._tokens[token])
+        return self._beginning(token) if self.begins else self._text(token, self._tokens[token])
 
     def flush(self) -> str:
         """What is left of an unfinished character (as U+FFFD), at the end of the sequence."""
@@ -175,5 +177,5 @@ class IncrementalDetokenizer:
         self._first = False
         while text and self._stripped.startswith(text[0]):
             text, self._stripped = text[1:], self._stripped[1:]
-        self._begins = not text and bool(self._stripped)
+        self.begins = not text and bool(self._stripped)
         return text

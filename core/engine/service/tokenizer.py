@@ -252,9 +252,12 @@ class Tokenizer:
 
     def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> IncrementalDetokenizer:
         """A detokenizer for one new sequence, which goes on from the text of ``after``."""
-        hidden = self.hidden if skip_special_tokens else frozenset()
-        begins = all(token in hidden or token not in self.token_bytes for token in after)
-        return IncrementalDetokenizer(self.token_bytes, hidden, begins)
+        stream = IncrementalDetokenizer(self.token_bytes, self.hidden if skip_special_tokens else frozenset())
+        for token in after:
+            if not stream.begins:
+                break
+            stream.feed(token)
+        return stream
 
     def spells_special(self, text: str) -> bool:
         """Whether a special token is spelled in ``text``."""
