@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec, Reach, TokenShare
+from engine.contracts.graph import KVSpec, Reach, StateSpec, TokenShare
 from engine.contracts.kv_allocator import KVGroup
 from engine.kv.groups import PoolShape, cache_groups, one_group
 
@@ -49,7 +49,7 @@ def test_for_a_text_at_hand_all_caches_may_share_blocks() -> None:
 
 def shape(*windows: int | None, step_tokens: int = 32) -> PoolShape:
     reaches = tuple(Reach() if window is None else Reach("window", window) for window in windows)
-    return PoolShape(reaches, (1000, 10, 1)[: len(windows)], 16, 1000, step_tokens, max_requests=4)
+    return PoolShape(reaches, (1000, 10, 1)[: len(windows)], 16, 1000, step_tokens, max_requests=4, full_share=0.25)
 
 
 def test_one_group_of_all_tokens_has_the_blocks_it_is_given() -> None:
@@ -73,26 +73,74 @@ def test_so_do_a_chunk_and_a_state(reach: Reach, step_tokens: int) -> None:
 
 
 def lie_within(reach: Reach, step_tokens: int) -> None:
-    pool = PoolShape((reach,), (10,), 16, 1000, step_tokens, 4)
+    pool = PoolShape((reach,), (10,), 16, 1000, step_tokens, 4, full_share=1.0)
     most, group = pool.most_blocks(0), KVGroup(0, (0,), reach.kind, 1, 99, reach.tokens)
     for computed in range(1000 - step_tokens + 1):
         held = -(-(computed + step_tokens) // 16) - group.num_passed(computed, 16)
         assert held <= most, f"{held} blocks at {computed}"
 
 
-def test_the_pool_of_a_window_grows_with_requests_and_not_with_their_length() -> None:
-    pool = shape(None, 100)
-    a_request, a_window = 63, -(-132 // 16) + 1
-    for blocks, windows in ((5, 5), (63, a_window), (63 + 4, a_window + 4), (3 * 63, 3 * a_window)):
-        assert pool.blocks(blocks + 1) == (blocks + 1, windows + 1)
-    assert pool.num_bytes(a_request + 1) == 1000 * (a_request + 1) + 10 * (a_window + 1)
+@pytest.mark.parametrize("full_share", [0.03, 0.16, 0.5, 0.9])
+@pytest.mark.parametrize(("window", "max_len"), [(128, 131_072), (1024, 131_072), (1024, 4096), (4096, 32_768)])
+def test_of_a_pool_of_bytes_the_shortest_and_the_longest_requests_can_use_alike_and_more_than_half(
+    full_share: float, window: int, max_len: int
+) -> None:
+    """However many layers have windows, and whatever comes."""
+    reaches = Reach(), Reach("window", window)
+    pool = PoolShape(reaches, (1, 1), 16, max_len, step_tokens=16, max_requests=10**6, full_share=full_share)
+    full, windows = pool.blocks(100 * max_len // 16 + 1)
+    taken = full * full_share + windows * (1 - full_share)
+    # As many short requests as windows have blocks for, as many of the longest as the others have blocks for.
+    short, longest = windows, full * (full_share + (1 - full_share) * (window + 16) / max_len)
+    assert short / taken == pytest.approx(longest / taken, rel=1e-3) and short > taken / 2
+    assert pool.requests(full, max_len) == 100 and pool.requests(full, 16) == windows - 1
+
+
+def test_memory_for_one_request_holds_it_and_with_more_every_group_grows() -> None:
+    pool = replace(shape(None, 100, 40), for_one=63)
+    a_window, narrow = -(-132 // 16) + 1, -(-72 // 16) + 1
+    for count, windows, others in ((5, 5, 5), (8, 8, narrow), (63, a_window, narrow)):
+        assert pool.blocks(count + 1) == (count + 1, windows + 1, others + 1)
+    assert pool.requests(64, 1000) == 1
+    split = replace(pool, for_one=0).blocks(127)
+    assert pool.blocks(127) == split and pool.blocks(126)[1] < split[1]
+    assert pool.blocks(96)[1] - 1 == a_window + (95 - 63) * (split[1] - 1 - a_window) // 63
+    assert pool.num_bytes(64) == 1000 * 64 + 10 * (a_window + 1) + narrow + 1
+
+
+@pytest.mark.parametrize("for_one", [0, 63])
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+def test_more_blocks_of_one_group_are_never_fewer_of_another(for_one: int, caches_prefixes: bool) -> None:
+    """So what all ranks have memory for is what the one with the least has memory for."""
+    pool = replace(shape(None, 100, 40, 5000), for_one=for_one, caches_prefixes=caches_prefixes)
+    for count in range(2, 300):
+        fewer, more = pool.blocks(count - 1), pool.blocks(count)
+        assert all(few <= many <= count for few, many in zip(fewer, more, strict=True)), f"{fewer}, then {more}"
+
+
+def test_without_cached_prefixes_windows_of_all_rows_are_enough() -> None:
+    pool = replace(shape(None, 100), caches_prefixes=False)
+    assert pool.blocks(10_000) == (10_000, 4 * pool.most_blocks(1) + 1)
+    assert pool.requests(10_000, 1000) == 4
+
+
+def test_where_all_caches_have_windows_a_pool_is_for_the_tokens_that_it_says() -> None:
+    found = cache_groups([WINDOW, WINDOW])
+    pool = PoolShape(found.reaches, (10,), 16, 1000, 32, 4, found.full_share)
+    assert found.full_share == 1.0 and pool.blocks(200) == (200,)
+
+
+def test_groups_are_split_by_what_a_token_leaves_in_all_caches() -> None:
+    assert cache_groups(ALTERNATING).full_share == (2 * 8 + 4 * 16) / (4 * 2 * 8 + 4 * 16)
+    assert cache_groups([FULL, CHUNK, CHUNK, CHUNK]).full_share == 0.25
+    assert cache_groups([FULL, StateSpec(3, 1000)]).full_share == 1.0
 
 
 def test_the_pool_of_a_state_is_for_all_rows_and_a_step_however_short_requests_are() -> None:
-    pool = PoolShape((Reach(), Reach("state")), (1000, 10), 16, 1000, 32, max_requests=4)
+    pool = PoolShape((Reach(), Reach("state")), (1000, 10), 16, 1000, 32, max_requests=4, full_share=1.0)
     for blocks, states in ((3, 3), (10, 10), (40, 4 * 4 + 2), (1000, 4 * 4 + 2)):
         assert pool.blocks(blocks + 1) == (blocks + 1, states + 1)
-    alone = PoolShape((Reach("state"),), (10,), 16, 1000, 32, max_requests=1)
+    alone = PoolShape((Reach("state"),), (10,), 16, 1000, 32, max_requests=1, full_share=1.0)
     assert alone.blocks(100)[0] - 1 >= alone.most_blocks(0)
 
 
@@ -104,13 +152,13 @@ def test_the_largest_pool_that_fits_is_found(size: int) -> None:
 
 
 def test_a_rank_of_states_alone_has_room_for_all_blocks_of_the_others() -> None:
-    pool = PoolShape((Reach(), Reach("state")), (0, 10), 16, 1000, 32, max_requests=4)
+    pool = PoolShape((Reach(), Reach("state")), (0, 10), 16, 1000, 32, max_requests=4, full_share=1.0)
     assert pool.fitting(1000, most=253) == 253 and pool.fitting(100, most=253) == 10
 
 
 def test_an_allocator_is_told_kind_window_and_blocks_of_each_group() -> None:
     found = cache_groups([FULL, WINDOW])
-    full, window = PoolShape(found.reaches, (64, 32), 16, 1000, 32, 4).groups(found, 64)
+    full, window = PoolShape(found.reaches, (64, 32), 16, 1000, 32, 4, found.full_share, for_one=63).groups(found, 64)
     assert (full.kind, full.num_blocks, full.most_blocks, full.name) == ("full", 64, 63, "full")
     assert (window.kind, window.num_blocks, window.most_blocks, window.name) == ("window", 11, 10, "window_100")
 

@@ -164,8 +164,9 @@ def simulate(
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
     budget = 64
-    shape = PoolShape(reaches, (BLOCK,) * len(reaches), BLOCK, max_len, budget + drafts + 1, bound.context.max_requests)
-    caches = cache_groups([KVSpec(1, 1, reach) for reach in reaches])
+    caches, rows = cache_groups([KVSpec(1, 1, reach) for reach in reaches]), bound.context.max_requests
+    sizes = (BLOCK,) * len(reaches)
+    shape = PoolShape(reaches, sizes, BLOCK, max_len, budget + drafts + 1, rows, caches.full_share)
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)
     clock = VirtualClock()

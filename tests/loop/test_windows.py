@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.contracts.events import PrefixCacheEvent, StepEvent
 from engine.contracts.graph import EVERY_TOKEN, Reach
 from engine.contracts.request import EngineRequest, SamplingParams
 from tests.exact_model import expected_output
@@ -91,3 +92,22 @@ def test_tokens_and_blocks_are_the_same_when_either_group_is_short(
         outputs, _ = serve(simulation, *requests)
         for each in requests:
             assert outputs[each.request_id] == expected_output(each.prompt, 30, VOCAB)
+
+
+def test_beside_a_pool_for_one_long_request_many_short_ones_run_at_once_and_are_found_again() -> None:
+    """A window of 64 in a pool of as many tokens as one request may have: the pool of windows is for more than one."""
+    simulation = simulate(
+        "kv_allocator=prefix_cache", max_len=8192, kv_tokens=8192, reaches=(FULL, window(64)),
+    )  # fmt: skip
+    requests = [request(f"r{seed}", 96, 32, seed) for seed in range(16)]
+    running, cached = [], []
+    for again in ("", "again"):
+        for each in requests:
+            simulation.core.submit(EngineRequest(each.request_id + again, each.prompt, each.sampling))
+        while simulation.core.has_work:
+            for event in simulation.core.step().events:
+                if isinstance(event, StepEvent):
+                    running.append(event.running)
+                if isinstance(event, PrefixCacheEvent) and again:
+                    cached.append(event.hits)
+    assert max(running) == 16 and cached == [95] * 16

@@ -74,7 +74,8 @@ def capturing_engine(
         tensor.fill_(float("nan"))
     rows, vocab_size = bound.context.max_requests, plan.model.vocab_size
     tables = DeviceTables(rows, plan.max_len, drafts, BLOCK, "cpu", vocab_size, found.num_groups)
-    shape = PoolShape(found.reaches, (1,) * found.num_groups, BLOCK, plan.max_len, 64, bound.context.max_requests)
+    sizes = (1,) * found.num_groups
+    shape = PoolShape(found.reaches, sizes, BLOCK, plan.max_len, 64, rows, found.full_share)
     groups = [replace(group, num_blocks=blocks) for group in shape.groups(found, blocks)]
     bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))

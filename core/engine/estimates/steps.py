@@ -167,6 +167,8 @@ class Estimate:
                 self.memory.max_len,
                 self.memory.step_tokens,
                 self.memory.max_requests,
+                groups.full_share,
+                for_one=-(-self.memory.max_len // self.memory.block_size),
             )
             blocks = pool.fitting(budget - weights, UNLIMITED_BLOCKS)
             tokens = None if blocks == UNLIMITED_BLOCKS else max(0, blocks - 1) * self.memory.block_size

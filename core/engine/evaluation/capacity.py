@@ -105,12 +105,12 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
 
 def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int) -> int:
     """The most requests that fit; every request takes more, so halving finds it."""
-    pool = estimate(1).pool
-    blocks = -(-tokens // pool.block_size)
-    fewest, most = 0, max(0, budget // (pool.num_bytes(blocks + 1) - pool.num_bytes(1)))
+    fewest, most = 0, max(0, budget // min(filter(None, estimate(1).pool.block_bytes)))
     while fewest < most:
         middle = (fewest + most + 1) // 2
-        if estimate(middle).total(middle * blocks + 1) <= budget:
+        found = estimate(middle)
+        blocks = found.pool.fitting(budget - found.fixed, found.largest_blocks)
+        if blocks and found.pool.requests(blocks, tokens) >= middle:
             fewest = middle
         else:
             most = middle - 1

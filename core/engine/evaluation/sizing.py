@@ -6,7 +6,7 @@ No weight is read; a directory with nothing but a ``config.json`` is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from engine.contracts.step_cost import Mixture
 from engine.evaluation.capacity import bind_stated, checkpoint_of
 from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
-from engine.kv.groups import STATE_BLOCKS, PoolShape
 from engine.loop.step_errors import StepCostReport
 from engine.models.footprint import mixtures
 from engine.models.record import recorded
@@ -110,17 +109,7 @@ class Sizing:
 
     def held(self, tokens: int, shared: int = 0) -> int:
         """The same as far as the KV pool goes."""
-        pool = replace(self.estimate.pool, max_len=max(1, tokens))
-        counts = self.estimate.pool.blocks(self.blocks)
-        return max(0, min(_held(pool, group, count - 1, shared) for group, count in enumerate(counts)))
-
-
-def _held(pool: PoolShape, group: int, blocks: int, shared: int) -> int:
-    kind, most = pool.reaches[group].kind, pool.most_blocks(group)
-    if kind == "state":
-        return blocks // STATE_BLOCKS
-    common = min(most - 1, shared // pool.block_size) if kind == "full" else 0
-    return (blocks - common) // (most - common)
+        return self.estimate.pool.requests(self.blocks, tokens, shared)
 
 
 def measured_step_cost(sizing: Sizing) -> StepCostReport | None:

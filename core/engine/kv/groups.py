@@ -6,13 +6,15 @@ order in which their first cache is written; a drafter's own caches are further 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import EVERY_TOKEN, Cached, KVSpec, Reach, TokenShare
 from engine.contracts.kv_allocator import KVGroup
 from engine.models.placement import RankGraph
+from engine.models.work import cached_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class CacheGroups:
     @property
     def num_groups(self) -> int:
         return len(self.reaches)
+
+    @property
+    def full_share(self) -> float:
+        """Of the numbers that a token leaves in caches with and without a window, the share of those without; 1.0 where
+        no cache keeps every token."""
+        numbers = [(cached_numbers(spec), spec.reach.kind) for spec in self.caches if isinstance(spec, KVSpec)]
+        full = sum(count for count, kind in numbers if kind == "full")
+        return full / sum(count for count, _ in numbers) if full else 1.0
 
     def members(self, group: int) -> tuple[int, ...]:
         """The caches of a group."""
@@ -82,10 +92,14 @@ steps in flight add."""
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """How large the pools of all groups are, in proportion: each number follows from how many tokens the pool is for.
+    """How large the pools of all groups are: each number follows from the blocks of a group that keeps every token.
 
-    The unit is the block of a group that keeps every token. Of a group that forgets a request holds no more blocks
-    than its window or chunk and the tokens of one step take, so its pool is smaller.
+    A group with a window or chunk needs fewer: for long requests a window for each, for requests shorter than that, and
+    for cached prefixes of any length, as many as any other group. Which will come is not known, so the split is the one
+    whose worst case is best. Let a token take ``f`` bytes in groups that keep every token and ``g`` in the others, let a
+    window be the share ``u`` of ``max_len``, and let there be ``n`` blocks here and ``w`` there: requests of ``max_len``
+    can use ``n (f + u g)`` bytes of ``n f + w g``, short ones ``w (f + g)``. These are equal for
+    ``w = n (f + u g) / (f + g)``, and then more than half of the pool.
     """
 
     reaches: tuple[Reach, ...]
@@ -98,30 +112,80 @@ class PoolShape:
     """Most tokens of a request in one step."""
     max_requests: int
     """Rows of a step."""
+    full_share: float
+    """``f / (f + g)`` of the whole model, by which all ranks split alike: :attr:`CacheGroups.full_share`."""
+    caches_prefixes: bool = True
+    """The allocator does; for one that does not, windows of all rows are enough."""
+    for_one: int = 0
+    """Up to so many blocks the pool is for one request alone, with the fewest blocks that its window needs: so
+    ``max_len`` fits where memory is short. From twice as many on pools are split as above."""
 
     def most_blocks(self, group: int) -> int:
         """Blocks of a group that a request holds at once, at most, while no more than one step is in flight."""
-        whole, reach = -(-self.max_len // self.block_size), self.reaches[group]
+        whole, reach = self._whole, self.reaches[group]
         if reach.kind == "full":
             return whole
         seen = self.block_size if reach.tokens is None else reach.tokens
         return min(whole, -(-(seen + self.step_tokens) // self.block_size) + 1)
 
+    def kept_blocks(self, group: int) -> int:
+        """Blocks of a group that a request of ``max_len`` holds between steps."""
+        reach = self.reaches[group]
+        if reach.kind == "state":
+            return STATE_BLOCKS
+        return self._whole if reach.tokens is None else min(self._whole, -(-reach.tokens // self.block_size) + 1)
+
+    @property
+    def _whole(self) -> int:
+        return -(-self.max_len // self.block_size)
+
+    @property
+    def _step_blocks(self) -> int:
+        return -(-self.step_tokens // self.block_size)
+
     def blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Blocks of each group, the padding block included, in a pool whose groups of all tokens have ``num_blocks``,
         padding included."""
-        requests, rest = divmod(num_blocks - 1, -(-self.max_len // self.block_size))
-        counts = []
-        for group, reach in enumerate(self.reaches):
-            most = self.most_blocks(group)
-            if reach.kind == "full":
-                counts.append(num_blocks)
-            elif reach.kind == "state":  # what a request holds does not grow with its length
-                rows = self.max_requests * STATE_BLOCKS + -(-self.step_tokens // self.block_size)
-                counts.append(min(num_blocks, 1 + max(rows, most)))
-            else:
-                counts.append(1 + requests * most + min(rest, most))
-        return tuple(counts)
+        return tuple(
+            num_blocks if reach.kind == "full" else 1 + self._forgetful_blocks(group, num_blocks - 1)
+            for group, reach in enumerate(self.reaches)
+        )
+
+    def _forgetful_blocks(self, group: int, count: int) -> int:
+        """Of a group that forgets, beside ``count`` of one that keeps every token."""
+        most = self.most_blocks(group)
+        if self.reaches[group].kind == "state":  # what a request holds does not grow with its length
+            return min(count, max(self.max_requests * STATE_BLOCKS + self._step_blocks, most))
+        if count <= self.for_one:
+            return min(count, most)
+        if count < 2 * self.for_one:
+            split = self._split(group, 2 * self.for_one)
+            return most + (count - self.for_one) * (split - most) // self.for_one
+        return self._split(group, count)
+
+    def _split(self, group: int, count: int) -> int:
+        """Of a group with a window or chunk: see the class."""
+        most = self.most_blocks(group)
+        used = min(1.0, self.kept_blocks(group) / min(self._whole, max(1, count)))
+        share = math.ceil(count * (self.full_share + (1 - self.full_share) * used)) + self._step_blocks
+        return min(count, max(most, share if self.caches_prefixes else min(share, self.max_requests * most)))
+
+    def requests(self, num_blocks: int, tokens: int, shared: int = 0) -> int:
+        """How many requests of ``tokens`` tokens that pool holds at once, the first ``shared`` of which all have in
+        common: whole blocks of these are stored once, in groups that keep every token."""
+        alike = replace(self, max_len=max(1, tokens))
+        counts = self.blocks(num_blocks)
+        return max(0, min(alike._held(group, count - 1, shared) for group, count in enumerate(counts)))
+
+    def _held(self, group: int, count: int, shared: int) -> int:
+        """Requests of ``max_len`` that ``count`` blocks of a group are enough for."""
+        kept = self.kept_blocks(group)
+        if self.reaches[group].kind == "full":
+            common = min(kept - 1, shared // self.block_size)
+            return (count - common) // (kept - common)
+        if self.reaches[group].kind == "state" or kept == self._whole:
+            return count // kept
+        return max(count // self.most_blocks(group), (count - self._step_blocks) // kept)
 
     def num_bytes(self, num_blocks: int) -> int:
         """Bytes of that pool."""

@@ -172,6 +172,9 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
         plan.max_len,
         limits.token_budget + max_width + 1,
         context.max_requests,
+        caches.full_share,
+        allocator.caches_prefixes,
+        for_one=-(-plan.max_len // plan.block_size) if plan.settings.memory.kv_tokens is None else 0,
     )
     groups = pool.groups(caches, spec.num_blocks)
     allocator.start(groups)

@@ -100,6 +100,7 @@ def estimate_memory(
     asked = -(-wanted // block_size) if wanted is not None else per_request
     graph = recorded(bound.architecture, plan.model)
     groups = cache_groups(graph.caches, cached_by(drafter), plan.layout.dcp)
+    full_share = groups.full_share
     if own is not None:
         graph, groups = own.graph, of_rank(groups, own)
     most_tokens, most_rows = min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)
@@ -120,6 +121,9 @@ def estimate_memory(
             # The core makes room for the drafts behind a step, too.
             step_tokens=token_budget + max_width + 1,
             max_requests=max_requests,
+            full_share=full_share,
+            caches_prefixes=bound.kv_allocator.caches_prefixes,
+            for_one=per_request if wanted is None else 0,
         ),
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
