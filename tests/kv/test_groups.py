@@ -102,9 +102,9 @@ def test_memory_for_one_request_holds_it_and_with_more_every_group_grows() -> No
     for count, windows, others in ((5, 5, 5), (8, 8, narrow), (63, a_window, narrow)):
         assert pool.blocks(count + 1) == (count + 1, windows + 1, others + 1)
     assert pool.requests(64, 1000) == 1
-    split = replace(pool, for_one=0).blocks(127)
-    assert pool.blocks(127) == split and pool.blocks(126)[1] < split[1]
-    assert pool.blocks(96)[1] - 1 == a_window + (95 - 63) * (split[1] - 1 - a_window) // 63
+    split = replace(pool, for_one=0).blocks(72)
+    assert pool.blocks(72) == split and split[1] > a_window + 8
+    assert pool.blocks(68)[1] - 1 == a_window + (67 - 63) * (split[1] - 1 - a_window) // 8
     assert pool.num_bytes(64) == 1000 * 64 + 10 * (a_window + 1) + narrow + 1
 
 

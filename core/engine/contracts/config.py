@@ -241,7 +241,8 @@ class MemorySettings:
     fraction: float = 0.9
     """Share of the device's free memory the engine may use."""
     kv_tokens: int | None = None
-    """Size of the KV pool in tokens; null: from ``fraction``, at most what ``scheduler.max_requests`` can use."""
+    """Size of the KV pool in tokens; null: from ``fraction``, at most what ``scheduler.max_requests`` can use. Layers
+    with a window have fewer, in proportion."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fraction <= 1.0:

@@ -89,6 +89,17 @@ class Sizing:
         return max(0, self.blocks - 1) * self.estimate.pool.block_size
 
     @property
+    def forgetful_tokens(self) -> Mapping[str, int]:
+        """That KV groups hold which do not keep every token, by their names in metrics."""
+        pool = self.estimate.pool
+        counts = zip(pool.reaches, pool.blocks(self.blocks) if self.blocks else (), strict=False)
+        return {
+            reach.kind if reach.tokens is None else f"{reach.kind}_{reach.tokens}": (count - 1) * pool.block_size
+            for reach, count in counts
+            if reach.kind != "full"
+        }
+
+    @property
     def ledger(self) -> Mapping[str, int]:
         """Bytes by purpose."""
         found = self.estimate

@@ -118,7 +118,7 @@ class PoolShape:
     """The allocator does; for one that does not, windows of all rows are enough."""
     for_one: int = 0
     """Up to so many blocks the pool is for one request alone, with the fewest blocks that its window needs: so
-    ``max_len`` fits where memory is short. From twice as many on pools are split as above."""
+    ``max_len`` fits where memory is short. From an eighth more on pools are split as above."""
 
     def most_blocks(self, group: int) -> int:
         """Blocks of a group that a request holds at once, at most, while no more than one step is in flight."""
@@ -158,9 +158,9 @@ class PoolShape:
             return min(count, max(self.max_requests * STATE_BLOCKS + self._step_blocks, most))
         if count <= self.for_one:
             return min(count, most)
-        if count < 2 * self.for_one:
-            split = self._split(group, 2 * self.for_one)
-            return most + (count - self.for_one) * (split - most) // self.for_one
+        further, rise = count - self.for_one, -(-self.for_one // 8)
+        if further < rise:
+            return most + further * (self._split(group, self.for_one + rise) - most) // rise
         return self._split(group, count)
 
     def _split(self, group: int, count: int) -> int:

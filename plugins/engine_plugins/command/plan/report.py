@@ -57,6 +57,8 @@ def _memory(answer: Answer) -> Table:
     table.add_section()
     table.add_row("KV cache of a token, KiB", f"{sizing.kv_per_token / 1024:.1f}")
     table.add_row("tokens in the KV pool", f"{sizing.kv_tokens:,}")
+    for name, count in sizing.forgetful_tokens.items():
+        table.add_row(f"tokens of {name} in it", f"{count:,}")
     shared = f", {answer.shared_tokens} of them shared" if answer.shared_tokens else ""
     tokens = f"{answer.request_tokens} tokens{shared}"
     table.add_row(f"requests of {tokens} at once, by memory", f"{_held(answer):,}")
@@ -163,6 +165,7 @@ def document(answer: Answer) -> dict[str, Any]:
             "kv_per_token": Figure(sizing.kv_per_token, "estimated"),
         },
         "kv_tokens": Figure(sizing.kv_tokens, "estimated"),
+        "kv_group_tokens": {name: Figure(count, "estimated") for name, count in sizing.forgetful_tokens.items()},
         "request_tokens": answer.request_tokens,
         "shared_tokens": answer.shared_tokens,
         "requests_by_memory": Figure(_held(answer), "estimated"),
