@@ -214,4 +214,5 @@ def itl_summary(samples: Sequence[Sample]) -> dict[str, float | int | None]:
     if not samples:
         return {"count": 0, "mean": 0.0, "p50": 0.0, "p95": None, "max": 0.0}
     found = describe(samples) | {"max": max(value for value, _ in samples)}
-    return {name: found[name] and round(found[name], 3) for name in ("count", "mean", "p50", "p95", "max")}
+    kept = {name: found[name] for name in ("count", "mean", "p50", "p95", "max")}
+    return {name: None if value is None else round(value, 3) for name, value in kept.items()}

@@ -42,7 +42,7 @@ class Watched:
         if (said := await _said(session, target)) is not None:
             return cls(session, target, None, said)
         own = Meter() if is_local(target.base_url) else None
-        return cls(session, target, own, own and own.read())
+        return cls(session, target, own, own.read() if own is not None else None)
 
     async def end(self) -> Busy | None:
         """``None``: nothing is known."""
