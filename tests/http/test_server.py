@@ -15,6 +15,7 @@ from engine.contracts.events import RejectedEvent, RequestEvent
 from engine.contracts.router import Answer, Reject, ToUrl
 from engine.http import bodies
 from engine.http.server import Server
+from engine.loop.messages import CauseOfDeath, Failed
 from engine.machine import MachineTimes, Meter
 
 from ..service.fakes import (
@@ -234,6 +235,27 @@ async def test_observability_routes_answer_and_hide_the_key() -> None:
         assert json.loads(data)["engine"]["block_size"] == 16
         _, _, data = await server.get("/engine/latency", key)
         assert json.loads(data)["ttft_ms"]["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("rank_failed", "A rank of the engine failed"),
+        ("device_failed", "The engine's device failed"),
+        ("plugin_failed", "A plugin of the engine failed"),
+        ("engine_stalled", "The engine hung and was ended"),
+    ],
+)
+@in_loop
+async def test_clients_hear_what_an_engine_died_of_and_nothing_of_its_innards(cause: CauseOfDeath, words: str) -> None:
+    async with running() as server:
+        server.client.hold_before = 3
+        reader, _ = await open_stream(server, chat(stream=True))
+        await server.client.holding.wait()
+        server.client.deliver(Failed("rank 1 (pid 4711) ended with signal 9", cause=cause))
+        rest = await reader.readuntil(b"data: [DONE]\n\n")
+        assert f'"message":"{words} while it worked on this request; it is being restarted."'.encode() in rest
+        assert f'"code":"{cause}"'.encode() in rest and b"4711" not in rest
 
 
 @in_loop

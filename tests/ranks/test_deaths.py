@@ -35,7 +35,8 @@ async def assert_a_death_is_told(engine: Served, rank: int, how: signal.Signals,
     assert death.left == (), death
     if rank:
         said = "ended with signal 9" if how is signal.SIGKILL else "has said nothing for"
-        assert f"rank {rank} (pid " in death.cause and said in death.cause, death
+        assert death.cause.startswith(f"rank {rank} (pid ") and said in death.cause, "the guilty one comes first"
+    assert death.causes == {"rank_failed" if rank else "engine_stalled"}, death
     assert await engine.generate() == expected, death
     stats = engine.client.stats
     assert (stats.running, stats.blocks_leased, stats.rows_used) == (0, 0, 0), stats
@@ -63,10 +64,11 @@ def num_sockets() -> int:
     ],
 )
 def test_whichever_rank_dies_or_stops_every_stream_ends_in_an_error(
-    sizes: str, deaths: list[tuple[int, signal.Signals]]
+    sizes: str, deaths: list[tuple[int, signal.Signals]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     segments = sorted(Path("/dev/shm").iterdir())
     pids = asyncio.run(kill_each(sizes, deaths))
+    assert "Traceback" not in capfd.readouterr().err, "the line of the engine's death says it, and no code is to blame"
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert sorted(Path("/dev/shm").iterdir()) == segments
 

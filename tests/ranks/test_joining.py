@@ -19,8 +19,9 @@ from tools.benchmarks.dying_ranks import BACK_S, served
 
 from engine.assembly.assemble import assemble
 from engine.contracts.config import Joining
-from engine.contracts.parallelism import TOKEN, LauncherError, WorkerJob
+from engine.contracts.parallelism import TOKEN, WELCOME, LauncherError, WorkerJob
 from engine.startup.fingerprint import versions
+from engine.startup.worker import join
 from engine.step.link import Link, to_workers
 from engine.step.messages import Assignment, Beat, End, FromWorker, Hello, Present
 from engine_plugins.parallelism import listening
@@ -132,6 +133,48 @@ def test_a_stranger_who_says_little_and_slowly_keeps_nobody_waiting(monkeypatch:
         dripping.join()
         listener.close()
         stranger.close()
+
+
+def test_who_waits_for_workers_says_for_which_and_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listening, "SAY_AFTER_S", -1.0)
+    listener = Listener("127.0.0.1", 0, "secret")
+    with pytest.raises(LauncherError, match="no worker came for rank 1, 3 within 0 s"):
+        listener.wait([WorkerJob(1, {}), WorkerJob(3, {})], 0.1, lambda missing: None, "start them")
+    listener.close()
+    said = f"engine: still waiting for rank 1, 3 at 127.0.0.1:{listener.port}, for another 0 s: start them\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_worker_says_what_it_waits_for_where_nobody_is_and_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, has_complained = list[str](), threading.Event()
+    monkeypatch.setattr("engine.startup.worker._say", lambda what: (said.append(what), has_complained.set()))
+    monkeypatch.setattr("engine.startup.worker.SILENCE_S", 0.01)
+    nowhere = f"127.0.0.1:{free_port()}"
+    assert join(nowhere, seconds=0.1) is None
+    assert said == [f"nobody is at {nowhere} yet ([Errno 111] Connection refused); trying for another 0 s"]
+    said.clear()
+    has_complained.clear()
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+
+        def answer_late() -> None:
+            connection, _ = engine.accept()
+            has_complained.wait(10)
+            connection.sendall(f"{WELCOME}\n".encode())
+            connection.close()
+
+        answering = threading.Thread(target=answer_late)
+        answering.start()
+        there = f"127.0.0.1:{engine.getsockname()[1]}"
+        connection = join(there)
+        answering.join()
+    assert connection is not None and connection.gettimeout() is None
+    connection.close()
+    (silence,) = said
+    assert silence.startswith(f"{there} has said nothing for 0 s: an engine that wants no further worker now")
 
 
 class Ended(Exception):

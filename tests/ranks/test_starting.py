@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,13 +14,17 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.errors import AssemblyError
 from engine.contracts.communicator import CommunicatorError
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.loop.client import EngineDead
 from engine.startup import rank, worker
 from engine.startup.build import Engine, build_engine
 from engine.startup.fingerprint import plugin_digests, versions
+from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.rank import Rank
 from engine.step.messages import Versions
-from engine.step.plan import DeviceBroken
+from engine.step.plan import RankFailed, StepPlan
+from engine.step.runner import ModelRunner
 from engine_plugins.communicator.simulated import SimulatedCommunicator
 
 COMMON = ("model.path=bundled", "device=cpu", "threads=1", "exporter=[]", "model.max_len=256", "parallelism=threads")
@@ -106,7 +112,7 @@ def test_the_pair_that_does_not_reach_each_other_is_named(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(SimulatedCommunicator, "recv", deaf)
     monkeypatch.setattr(Rank, "load", nothing_is_loaded)
-    with pytest.raises(DeviceBroken, match=r"ranks 1 and 2 do not reach each other: .*no route to host"):
+    with pytest.raises(RankFailed, match=r"ranks 1 and 2 do not reach each other: .*no route to host"):
         started("parallelism.tp=3")
 
 
@@ -127,7 +133,39 @@ def test_all_ranks_have_as_many_blocks_as_the_one_with_the_fewest(monkeypatch: p
     engine.core.close()
 
 
-def test_a_rank_that_fails_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_step_fails_is_named_first_and_its_traceback_logged_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launch = ModelRunner.launch
+
+    def failing(runner: ModelRunner, plan: StepPlan) -> Any:
+        if threading.current_thread().name == "worker 1" and plan.plan_id > 3:
+            raise OSError("the device has fallen off the bus")
+        return launch(runner, plan)
+
+    async def scenario() -> EngineDead:
+        client = InprocessEngineClient(assemble([*COMMON, "communicator=simulated", "parallelism.tp=3"]))
+        await client.start()
+        monkeypatch.setattr(ModelRunner, "launch", failing)
+        stream = client.submit(EngineRequest("a", (5, 6, 7), SamplingParams(max_tokens=50, ignore_eos=True)))
+        with pytest.raises(EngineDead) as raised:
+            async for _ in stream:
+                pass
+        await client.close()
+        return raised.value
+
+    error = asyncio.run(scenario())
+    assert error.cause == "rank_failed"
+    assert str(error).startswith("rank 1 (thread worker 1) failed in plan "), error
+    first, *others = str(error).removesuffix(" (while running)").split("; rank ")
+    assert first.endswith(": OSError: the device has fallen off the bus") and len(others) >= 2
+    logged = capfd.readouterr().err
+    assert logged.count("Traceback") == 1 and "OSError: the device has fallen off the bus" in logged
+
+
+def test_a_rank_that_fails_while_it_loads_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     load = rank.load_plan
 
     def failing(*args: Any) -> Any:
@@ -136,5 +174,6 @@ def test_a_rank_that_fails_while_it_loads_is_named(monkeypatch: pytest.MonkeyPat
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(rank, "load_plan", failing)
-    with pytest.raises(DeviceBroken, match=r"rank 1 \(thread worker 1\) failed .*load weights.*: OSError: the disk is"):
+    with pytest.raises(RankFailed, match=r"^rank 1 \(thread worker 1\) failed .*load weights.*: OSError: the disk is"):
         started("parallelism.pp=2")
+    assert capfd.readouterr().err.count("Traceback") == 1

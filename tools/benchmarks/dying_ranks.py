@@ -40,6 +40,8 @@ class Death:
     """As the engine told it."""
     errors: int
     """Streams that ended in an error."""
+    causes: frozenset[str]
+    """That these were told."""
     seconds: float
     """From the signal to the end of the last stream."""
     back_s: float
@@ -87,8 +89,9 @@ class Served:
                 assert not self.watching.done(), self.watching
                 await asyncio.sleep(0.01)
         back_s = time.monotonic() - began
-        errors = sum(isinstance(one, EngineDead) for one in ended)
-        return Death(rank, how, cause, errors, seconds, back_s, await _left(pids))
+        errors = [one for one in ended if isinstance(one, EngineDead)]
+        causes = frozenset(error.cause for error in errors)
+        return Death(rank, how, cause, len(errors), causes, seconds, back_s, await _left(pids))
 
     async def _stream(self, num_tokens: int, seed: int) -> list[TokensOut]:
         self._requests += 1

@@ -245,8 +245,8 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[Se
                 stream = state.client.submit(_engine_request(job, name, prompt, sampling))
                 state.prompts.add(name, prompt, api.cache_salt)
             runs.append(_run(state, job, index, name, prompt, sampling, stream, sent_s))
-    except EngineDead:
-        raise engine_died() from None
+    except EngineDead as dead:
+        raise engine_died(dead.cause) from None
 
 
 def _sampling(api: ApiRequest, prompt: tuple[int, ...], choice: int, max_len: int) -> SamplingParams:

@@ -7,11 +7,15 @@ from typing import Protocol
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
-from engine.loop.messages import EngineInfo, EngineStats, Heartbeat, Progress
+from engine.loop.messages import CauseOfDeath, EngineInfo, EngineStats, Heartbeat, Progress
 
 
 class EngineDead(RuntimeError):
     """The engine process is gone; the request may be retried when :attr:`EngineClient.alive` is true again."""
+
+    def __init__(self, why: str, cause: CauseOfDeath = "engine_dead") -> None:
+        super().__init__(why)
+        self.cause: CauseOfDeath = cause
 
 
 class EngineRefused(EngineDead):

@@ -25,14 +25,14 @@ from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight, Ledger
-from engine.loop.messages import EngineStats, GroupBlocks, Heartbeat, StepOutputs
+from engine.loop.messages import CauseOfDeath, EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
-from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
+from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
@@ -68,6 +68,14 @@ class LoopPlugins(Protocol):
 
 class EngineBroken(RuntimeError):
     """The device or a plugin fails whatever it is given."""
+
+    def __init__(self, why: str, cause: CauseOfDeath = "engine_dead") -> None:
+        super().__init__(why)
+        self.cause: CauseOfDeath = cause
+
+
+def _of_device(error: DeviceBroken) -> EngineBroken:
+    return EngineBroken(str(error), "rank_failed" if isinstance(error, RankFailed) else "device_failed")
 
 
 class Device(Protocol):
@@ -343,16 +351,16 @@ class EngineCore:
     def _recover(self, step: InFlight, error: Exception) -> None:
         """A step raised. Roll everything back to what is confirmed; then its requests run one by one, so that only
         the guilty one fails. Whether the engine is guilty, a probe shows."""
-        traceback.print_exception(error)
         if isinstance(error, DeviceBroken):
-            raise EngineBroken(str(error)) from error
+            raise _of_device(error) from error
         if isinstance(error, DrafterBroken):
             raise broken(self._drafter, "propose", str(error)) from error
+        traceback.print_exception(error)
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         try:
             self._drain()
         except DeviceBroken as device:
-            raise EngineBroken(str(device)) from device
+            raise _of_device(device) from device
         self._device.resume()
         for sequence in self._queues.running:
             sequence.roll_back()

@@ -6,10 +6,11 @@ import queue
 import traceback
 from collections.abc import Callable, Mapping
 
-from engine.border.calls import told
+from engine.border.calls import by_plugin, told
 from engine.loop.core import EngineBroken, EngineCore
 from engine.loop.messages import (
     Abort,
+    CauseOfDeath,
     DeviceFailed,
     ExpertLoad,
     Failed,
@@ -45,12 +46,20 @@ def drive(
             if core.has_work:
                 send(core.step())
     except Exception as error:
-        traceback.print_exc()
-        send(Failed(told(error), phase="running"))
+        cause = _cause(error)
+        if cause != "rank_failed":  # that rank has logged it
+            traceback.print_exc()
+        send(Failed(str(error) if isinstance(error, EngineBroken) else told(error), "running", cause=cause))
         core.close()
         return False
     core.close()
     return True
+
+
+def _cause(error: Exception) -> CauseOfDeath:
+    if isinstance(error, EngineBroken):
+        return error.cause
+    return "plugin_failed" if by_plugin(error) else "engine_dead"
 
 
 def _receive(core: EngineCore, inbox: Inbox[ToLoop], send_expert_load: Callable[[], None]) -> bool:
@@ -72,6 +81,6 @@ def _receive(core: EngineCore, inbox: Inbox[ToLoop], send_expert_load: Callable[
             case ReadExpertLoad():
                 send_expert_load()
             case DeviceFailed(error):
-                raise EngineBroken(error)
+                raise EngineBroken(error, "rank_failed")
             case Shutdown() | None:
                 return False

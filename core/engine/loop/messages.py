@@ -5,6 +5,8 @@ A frame is a 4-byte little-endian length and the msgpack body.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.contracts.events import Event
@@ -172,6 +174,10 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     stats: EngineStats
 
 
+CauseOfDeath = Literal["engine_dead", "engine_stalled", "rank_failed", "device_failed", "plugin_failed"]
+"""What an engine died of, for programs; ``engine_dead``: its process ended, and more is not known."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine cannot go on (or could not start). The process ends after this."""
 
@@ -179,6 +185,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     phase: str = ""
     refused: bool = False
     """The configuration cannot run here, and the error says what to change: trying again is no use."""
+    cause: CauseOfDeath = "engine_dead"
 
 
 class DeviceFailed(msgspec.Struct, frozen=True):

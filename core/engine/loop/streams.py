@@ -11,6 +11,7 @@ from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.client import EngineDead, EngineRefused
 from engine.loop.messages import (
     Abort,
+    CauseOfDeath,
     EngineInfo,
     EngineStats,
     ExpertLoad,
@@ -123,10 +124,10 @@ class ClientBase:
                 self.info, self.alive = info, True
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
-            case Failed(error, phase, refused):
+            case Failed(error, phase, refused, cause):
                 kind = EngineRefused if refused else EngineDead
                 self.own_words = f"{error} (while {phase})" if phase else error
-                self.died(self.own_words, kind)
+                self.died(self.own_words, kind, cause)
 
     def _deliver_output(self, output: TokensOut) -> None:
         stream = self._streams.get(output.request_id)
@@ -136,12 +137,12 @@ class ClientBase:
             del self._streams[output.request_id]
         stream.put(output)
 
-    def died(self, why: str, kind: type[EngineDead] = EngineDead) -> None:
+    def died(self, why: str, kind: type[EngineDead] = EngineDead, cause: CauseOfDeath = "engine_dead") -> None:
         """The engine is gone: everybody who waits for it learns why."""
         self.alive = False
         self.cause_of_death = why
         self.stats, self.heartbeat = EngineStats(), Heartbeat()
-        dead = kind(why)
+        dead = kind(why, cause)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(dead)
         if self._expert_load is not None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
+
+from engine.loop.messages import CauseOfDeath
 
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]+|(?:/[\w.\-]+){2,}")
 _KINDS = {
@@ -59,14 +62,19 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def engine_died() -> ApiError:
-    """503: the engine process ended under this request; a new one is being started."""
-    return ApiError(
-        503,
-        "The engine stopped while it worked on this request; it is being restarted.",
-        code="engine_dead",
-        retry_after_s=5,
-    )
+_DIED: Mapping[CauseOfDeath, str] = {
+    "engine_dead": "The engine stopped",
+    "engine_stalled": "The engine hung and was ended",
+    "rank_failed": "A rank of the engine failed",
+    "device_failed": "The engine's device failed",
+    "plugin_failed": "A plugin of the engine failed",
+}
+
+
+def engine_died(cause: CauseOfDeath = "engine_dead") -> ApiError:
+    """503: the engine ended under this request; a new one is being started."""
+    words = f"{_DIED[cause]} while it worked on this request; it is being restarted."
+    return ApiError(503, words, code=cause, retry_after_s=5)
 
 
 def engine_failed(detail: str) -> ApiError:

@@ -97,9 +97,9 @@ class SequenceRun:
                 shown = self._release()
                 if text or shown:
                     yield Delta(self.spec.index, text, shown)
-        except EngineDead:
+        except EngineDead as dead:
             self._account("error", None)
-            raise engine_died() from None
+            raise engine_died(dead.cause) from None
         self._account("error", None)
         raise engine_failed("its output ended without a finish reason")
 

@@ -34,6 +34,7 @@ from engine.loop.messages import (
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.startup.process import HEADER
+from engine.step.plan import RankFailed
 
 IMPORTS = "import torch"
 """The first phase of start-up: a process that has not loaded torch yet spends seconds there."""
@@ -112,6 +113,8 @@ def failure(error: Exception) -> Failed:
         return Failed(error.text().removeprefix("engine: "), refused=True)
     if isinstance(error, CheckpointError):
         return Failed(str(error), refused=True)
+    if isinstance(error, RankFailed):  # which has logged its own error
+        return Failed(str(error), phase="starting", cause="rank_failed")
     traceback.print_exception(error)
     return Failed(told(error), refused=by_plugin(error), phase="starting")
 

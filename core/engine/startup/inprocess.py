@@ -66,7 +66,7 @@ class InprocessEngineClient(ClientBase):
 
     def kill(self, why: str) -> None:
         """A thread cannot be ended: it is only not listened to any more."""
-        self.died(why)
+        self.died(why, cause="engine_stalled")
 
     async def reset_prefix_cache(self) -> None:
         self.send(ResetPrefixCache())

@@ -116,7 +116,10 @@ class ProcessEngineClient(ClientBase):
                 self.deliver(self._decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await asyncio.to_thread(process.wait)
-            self.died(self._killed or self.own_words or f"the engine process ended with {describe_exit(code)}")
+            if self._killed:
+                self.died(self._killed, cause="engine_stalled")
+            else:
+                self.died(self.own_words or f"the engine process ended with {describe_exit(code)}")
         except Exception as error:
             # Unreadable frames, or a callback that raised: nothing can be delivered any more, so the engine is given
             # up rather than left looking alive.

@@ -12,13 +12,13 @@ from typing import TypeVar
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import told
 from engine.contracts.communicator import World
 from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob, WorkerStart
 from engine.loop.environment import with_defaults
 from engine.loop.messages import Progress
 from engine.startup import worker
 from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
+from engine.step.blame import log_own
 from engine.step.messages import (
     Allocate,
     Assignment,
@@ -32,7 +32,7 @@ from engine.step.messages import (
     RankInfo,
     Where,
 )
-from engine.step.plan import DeviceBroken
+from engine.step.plan import RankFailed
 from engine.step.workers import Workers
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Ranks:
     """The further ranks of an engine that is being built, from their launch until plans may come.
 
     Every method raises :class:`AssemblyError` where the configuration cannot run on some rank, and
-    :class:`~engine.step.plan.DeviceBroken` where one fails.
+    :class:`~engine.step.plan.RankFailed` where one fails.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class Ranks:
         except AssemblyError:
             raise
         except Exception as error:
-            raise self._failure(self.workers.explain(told(error))) from error
+            log_own(error)
+            raise self._failure(self.workers.explain(error)) from error
 
     def fewest_blocks(self, own: int) -> tuple[int, int]:
         """How many KV blocks every rank has memory for, and the rank with the fewest. ``own``: rank 0's."""
@@ -176,14 +177,14 @@ class Ranks:
     def _wait(self, kind: type[T]) -> dict[int, T]:
         try:
             return self.workers.replies(kind, partial(self._waits))
-        except DeviceBroken as error:
+        except RankFailed as error:
             raise self._failure(str(error)) from error
 
     def _waits(self, for_what: str) -> None:
         self._on_progress(Progress("start ranks", 0.0, for_what))
 
     def _failure(self, why: str) -> Exception:
-        return AssemblyError([why]) if self.workers.refused else DeviceBroken(why)
+        return AssemblyError([why]) if self.workers.refused else RankFailed(why)
 
 
 def _rest(info: RankInfo) -> tuple[str, int, int, int]:

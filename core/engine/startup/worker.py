@@ -28,6 +28,7 @@ from engine.contracts.parallelism import TOKEN, WELCOME
 from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
+from engine.step.blame import log_own, waited
 from engine.step.link import Link, to_driver
 from engine.step.messages import (
     BEAT_S,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 JOIN_S = 60.0
 """How long an engine process is looked for."""
+SILENCE_S = 5.0
+"""How long an engine process that waits for workers may take to answer one."""
 UNREACHED_S = 30.0
 """How long the engine process's machine may leave beats unconfirmed: it is gone, and no end of the connection came."""
 NOBODY_THERE = 3
@@ -119,9 +122,10 @@ class Worker:
         refused = isinstance(error, AssemblyError | CheckpointError)
         text = error.text().removeprefix("engine: ") if isinstance(error, AssemblyError) else told(error)
         if not refused:
-            traceback.print_exception(error)
+            log_own(error)
+        refused = refused or (by_plugin(error) and not waited(error))
         with contextlib.suppress(OSError):
-            self._link.send(Broken(text, self._where(), refused or by_plugin(error)))
+            self._link.send(Broken(text, self._where(), refused, waited(error)))
 
     def _listen(self) -> None:
         """Take in messages; the connection's end is this worker's."""
@@ -150,11 +154,11 @@ class Worker:
     def _result(self, result: StepResult) -> None:
         self._link.send(Result(result))
 
-    def _failed(self, error: str) -> None:
+    def _failed(self, error: Exception) -> None:
         """A step raised; the engine process ends all ranks."""
         self._code = 1
         with contextlib.suppress(OSError):
-            self._link.send(Broken(error, self._where()))
+            self._link.send(Broken(told(error), self._where(), waited=waited(error)))
         self._inbox.put(None)
 
     def _work(self) -> None:
@@ -220,25 +224,30 @@ def address_of(text: str) -> tuple[str, int]:
 
 def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket | None:
     """Connect to an engine process that waits for workers at ``HOST:PORT``, and say who this is: a line of the token in
-    the environment and the rank (-1: any). ``None``: nobody was there for so long. Raises :class:`TurnedAway`."""
-    ends = time.monotonic() + seconds
+    the environment and the rank (-1: any). What is waited for is said on stderr. ``None``: nobody was there for so
+    long. Raises :class:`TurnedAway`."""
+    ends, said = time.monotonic() + seconds, ""
     while True:
         try:
             connection = socket.create_connection(address_of(address), timeout=5.0)
-        except OSError:
+        except OSError as error:
             if time.monotonic() > ends:
                 return None
+            if said != str(error):
+                said = str(error)
+                _say(f"nobody is at {address} yet ({said}); trying for another {ends - time.monotonic():.0f} s")
             time.sleep(0.2)
             continue
-        connection.settimeout(None)
+        connection.settimeout(SILENCE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREACHED_S))
         try:
             connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
-            answer = _line(connection)
+            answer = _line(connection, address)
         except OSError:
             answer = ""
         if answer == WELCOME:
+            connection.settimeout(None)
             return connection
         connection.close()
         if answer:
@@ -246,15 +255,28 @@ def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket
         time.sleep(0.2)  # it ended before it took anybody in
 
 
-def _line(connection: socket.socket) -> str:
+def _line(connection: socket.socket, address: str) -> str:
     """What comes, to the end of the line; empty where the connection ends before."""
     said = b""
     while not said.endswith(b"\n"):
-        part = connection.recv(1)
+        try:
+            part = connection.recv(1)
+        except TimeoutError:
+            _say(
+                f"{address} has said nothing for {SILENCE_S:.0f} s: an engine that wants no further worker now, "
+                "which is waited for, or no engine at all"
+            )
+            connection.settimeout(None)
+            continue
         if not part:
             return ""
         said += part
     return said.decode(errors="replace").strip()
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"engine worker: {what}\n")  # in one piece: others write there, too
+    sys.stderr.flush()
 
 
 def main(arguments: list[str]) -> int:
@@ -273,15 +295,15 @@ def main(arguments: list[str]) -> int:
     try:
         connection = socket.socket(fileno=given.fd) if given.fd is not None else join(given.join, given.rank)
     except TurnedAway as why:
-        sys.stderr.write(f"engine worker: the engine at {given.join} turns this worker away: {why}\n")
+        _say(f"the engine at {given.join} turns this worker away: {why}")
         return TURNED_AWAY
     if connection is None:
-        print(f"engine worker: nobody waits for workers at {given.join}", file=sys.stderr)
+        _say(f"nobody waits for workers at {given.join}")
         return NOBODY_THERE
     worker = Worker(to_driver(connection), exits=True)
     code = worker.run()
     if worker.why and given.fd is None:  # a child's engine process says it itself, in the same place
-        sys.stderr.write(f"engine worker: the engine at {given.join} does not start: {worker.why}\n")
+        _say(f"the engine at {given.join} does not start: {worker.why}")
     return code
 
 

@@ -151,6 +151,8 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     where: Where
     refused: bool = False
     """The configuration cannot run there."""
+    waited: bool = False
+    """For another rank, in vain: this one is not to blame."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):

@@ -129,5 +129,9 @@ class DeviceBroken(RuntimeError):
     """What is on the device is no longer known, or it does not work: only a new engine helps."""
 
 
+class RankFailed(DeviceBroken):
+    """One of several ranks has failed: which one, and where the others were. It has logged its own error."""
+
+
 class DrafterBroken(RuntimeError):
     """A drafter on the device broke its contract: the text goes on from ``propose()``."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 
-from engine.border.calls import told
 from engine.contracts.communicator import Communicator
 from engine.contracts.parallelism import Launcher
+from engine.step.blame import log_own
 from engine.step.messages import Where
 from engine.step.plan import StepPlan, StepResult
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
@@ -50,7 +49,7 @@ class RankSteps:
         worker: DeviceWorker,
         status: RankStatus,
         done: Callable[[StepResult], None],
-        failed: Callable[[str], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """``done`` and ``failed`` are called by the thread that computes, or on a GPU by one that waits for it."""
         self._queue = DeviceQueue(runner, DeviceWorker(own_thread=False))
@@ -99,8 +98,8 @@ class RankSteps:
 
     def _fail(self, error: Exception) -> None:
         self._broken = True
-        traceback.print_exception(error)
-        self._failed(told(error))
+        log_own(error)
+        self._failed(error)
 
 
 class RankedDevice:

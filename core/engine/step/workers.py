@@ -10,13 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
 from functools import partial
 from typing import TypeVar
 
+from engine.border.calls import told
 from engine.contracts.parallelism import StartedWorker
+from engine.step.blame import waited
 from engine.step.link import Link, to_workers
 from engine.step.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
-from engine.step.plan import DeviceBroken, StepPlan, StepResult
+from engine.step.plan import RankFailed, StepPlan, StepResult
 
 M = TypeVar("M")
 
@@ -33,6 +36,18 @@ ENDING_S = 3.0
 """How long a worker may take to end by itself."""
 
 
+class Blame(IntEnum):
+    """What is known of a rank when all fail, from the likeliest cause on."""
+
+    ENDED = auto()
+    SILENT = auto()
+    BROKEN = auto()
+    NOBODY_KNOWN = auto()
+    IN_VAIN = auto()
+    """It waited for another rank."""
+    NONE = auto()
+
+
 @dataclass(slots=True)
 class _Worker:
     started: StartedWorker
@@ -42,8 +57,12 @@ class _Worker:
     silent_s: float = 0.0
     ended: str = ""
     """How, once the connection has ended."""
+    deaf: str = ""
+    """Why nothing can be sent to it."""
     error: str = ""
     """Its own words."""
+    waited: bool = False
+    """For another rank, in vain."""
     refused: bool = False
 
     @property
@@ -74,7 +93,7 @@ class Workers:
         self._changed = threading.Condition()
         self._results: dict[int, StepResult] = {}
         self._in_flight: set[int] = set()
-        self._local_error, self._local_where = "", Where()
+        self._local_error, self._local_where, self._local_waited = "", Where(), False
         self._first_sign_s: float | None = None
         """When something was seen to be wrong."""
         self._why = ""
@@ -115,7 +134,7 @@ class Workers:
 
     def replies(self, kind: type[M], seen: Callable[[str], None] = lambda text: None) -> dict[int, M]:
         """The next message of each worker, which must be of this kind, by rank. ``seen``: what is waited for. Raises
-        :class:`DeviceBroken`."""
+        :class:`RankFailed`."""
         found: dict[int, M] = {}
         with self._changed:
             while True:
@@ -123,22 +142,22 @@ class Workers:
                     if rank not in found and worker.replies:
                         reply = worker.replies.popleft()
                         if not isinstance(reply, kind):
-                            raise DeviceBroken(f"{worker.name} sent {reply!r}, expected {kind.__name__}")
+                            raise RankFailed(f"{worker.name} sent {reply!r}, expected {kind.__name__}")
                         found[rank] = reply
                 missing = [worker for rank, worker in self._workers.items() if rank not in found]
                 if not missing:
                     return found
                 if self.failure is not None:
-                    raise DeviceBroken(self.failure)
+                    raise RankFailed(self.failure)
                 seen("; ".join(f"rank {worker.started.rank} is {worker.where}" for worker in missing))
                 self._changed.wait(1.0)
 
     def result(self, plan_id: int) -> StepResult:
-        """Wait for a plan's result. Raises :class:`DeviceBroken`."""
+        """Wait for a plan's result. Raises :class:`RankFailed`."""
         with self._changed:
             while plan_id not in self._results:
                 if self.failure is not None:
-                    raise DeviceBroken(self.failure)
+                    raise RankFailed(self.failure)
                 self._changed.wait()
             return self._results.pop(plan_id)
 
@@ -151,14 +170,14 @@ class Workers:
 
     # Failure --------------------------------------------------------------------------------------------------------
 
-    def local_failed(self, error: str) -> None:
+    def local_failed(self, error: Exception) -> None:
         """Rank 0 itself cannot go on."""
         with self._changed:
             if not self._local_error:
-                self._local_error, self._local_where = error, self._local()
+                self._local_error, self._local_where, self._local_waited = told(error), self._local(), waited(error)
             self._sign()
 
-    def explain(self, error: str) -> str:
+    def explain(self, error: Exception) -> str:
         """What is known behind an error that rank 0 met, which another rank may have caused."""
         self.local_failed(error)
         with self._changed:
@@ -204,8 +223,8 @@ class Workers:
             match message:
                 case Beat(where):
                     worker.where = where
-                case Broken(error, where, refused):
-                    worker.where, worker.error, worker.refused = where, error, refused
+                case Broken(error, where, refused, has_waited):
+                    worker.where, worker.error, worker.refused, worker.waited = where, error, refused, has_waited
                     self._sign()
                 case Result():
                     pass
@@ -219,7 +238,7 @@ class Workers:
 
     def _wrong(self, worker: _Worker, why: str) -> None:
         with self._changed:
-            worker.error = worker.error or why
+            worker.deaf = worker.deaf or why
             self._sign()
 
     def _sign(self) -> None:
@@ -263,21 +282,25 @@ class Workers:
 
     def _told(self) -> str:
         """Which rank was where; who is to blame comes first."""
-        ended, broken, stopped, others = [], [], [], []
+        if self._local_error:
+            blame = Blame.IN_VAIN if self._local_waited else Blame.BROKEN
+            found = [(blame, f"rank 0 failed {self._local_where}: {self._local_error}")]
+        else:
+            found = [(Blame.NONE, f"rank 0 is {self._local()}")]
+        if self._why:
+            found.append((Blame.NOBODY_KNOWN, self._why))
         for worker in self._workers.values():
             place = f"last seen {worker.where}"
             if worker.refused:
                 return f"rank {worker.started.rank}: {worker.error}"
             if worker.ended and not worker.error:
-                ended.append(f"{worker.name} {worker.ended}, {place}")
-            elif worker.error:
-                broken.append(f"{worker.name} failed {worker.where}: {worker.error}")
+                found.append((Blame.ENDED, f"{worker.name} {worker.ended}, {place}"))
+            elif worker.error or worker.deaf:
+                blame = Blame.IN_VAIN if worker.waited else Blame.BROKEN
+                found.append((blame, f"{worker.name} failed {worker.where}: {worker.error or worker.deaf}"))
             elif worker.silent_s > min(self._limit_s, SILENT_S):
-                stopped.append(f"{worker.name} has said nothing for {worker.silent_s:.0f} s, {place}")
+                silence = f"has said nothing for {worker.silent_s:.0f} s"
+                found.append((Blame.SILENT, f"{worker.name} {silence}, {place}"))
             else:
-                others.append(f"{worker.name} is {worker.where}")
-        if self._local_error:
-            broken.insert(0, f"rank 0 failed {self._local_where}: {self._local_error}")
-        else:
-            others.insert(0, f"rank 0 is {self._local()}")
-        return "; ".join((*ended, *stopped, *([self._why] if self._why else []), *broken, *others))
+                found.append((Blame.NONE, f"{worker.name} is {worker.where}"))
+        return "; ".join(text for _, text in sorted(found, key=lambda each: each[0]))

@@ -16,6 +16,8 @@ from engine.contracts.parallelism import TOKEN, WELCOME, LauncherError, StartedW
 GREETING_S = 5.0
 """How long somebody who connects may take to say the token."""
 LONGEST_GREETING = 512
+SAY_AFTER_S, SAY_EVERY_S = 10.0, 30.0
+"""When it is said what is waited for."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 """A machine that is gone is noticed after some ten seconds."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -58,17 +60,26 @@ class Listener:
         self, jobs: Sequence[WorkerJob], timeout_s: float, waits: Callable[[Sequence[int]], None], what_to_do: str
     ) -> Sequence[StartedWorker]:
         """Until a worker has come for every job; ``waits`` is called with the ranks that are missing, again and again.
-        Raises :class:`LauncherError` after ``timeout_s``."""
+        What is waited for is said on stderr. Raises :class:`LauncherError` after ``timeout_s``."""
         joined: dict[int, Joined] = {}
         ends = time.monotonic() + timeout_s
+        says = time.monotonic() + SAY_AFTER_S
         try:
             while missing := [job.rank for job in jobs if job.rank not in joined]:
                 waits(missing)
-                if time.monotonic() > ends:
+                ranks, now = ", ".join(map(str, missing)), time.monotonic()
+                if now > ends:
                     raise LauncherError(
-                        f"no worker came for rank {', '.join(map(str, missing))} within {timeout_s:.0f} s at "
-                        f"{self.host}:{self.port}: {what_to_do}"
+                        f"no worker came for rank {ranks} within {timeout_s:.0f} s at {self.host}:{self.port}: "
+                        f"{what_to_do}"
                     )
+                if now > says:
+                    says = now + SAY_EVERY_S
+                    sys.stderr.write(
+                        f"engine: still waiting for rank {ranks} at {self.host}:{self.port}, for another "
+                        f"{ends - now:.0f} s: {what_to_do}\n"
+                    )
+                    sys.stderr.flush()
                 for worker in self._accept(missing):
                     joined[worker.rank] = worker
         except BaseException:
