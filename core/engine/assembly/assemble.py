@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from engine.assembly.expert_load import with_expert_load
 from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
+from engine.assembly.threads import with_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
         problems += error.problems
     if model is None or device is None:
         raise AssemblyError([*problems, *plugin_problems(configured.composed, configured.discovered)])
-    return with_expert_load(resolve(configured.composed, configured.discovered, model, device))
+    plan = resolve(configured.composed, configured.discovered, model, device)
+    return with_threads(with_expert_load(plan), os.environ)
 
 
 def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False) -> EnginePlan:

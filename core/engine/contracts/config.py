@@ -336,7 +336,8 @@ class Settings:
     seed: int = 0
     """Seeds of requests that bring none are drawn from this and a running number."""
     threads: int | None = None
-    """CPU threads for torch; null: as many as the CPUs this process may run on."""
+    """CPU threads of each rank; null: as ``OMP_NUM_THREADS`` says, or else as many as the CPUs this process may run on,
+    shared out to the ranks."""
     calibration: str = "auto"
     """Where measured step costs are kept for the next start: ``auto``: ``~/.cache/engine/step_cost`` (below
     ``$XDG_CACHE_HOME`` where that is set), ``none``, or an absolute path."""

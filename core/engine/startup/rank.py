@@ -14,6 +14,7 @@ import torch
 from engine.assembly.bind import BoundEngine, bind, build_slots
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.assembly.threads import cores_of
 from engine.contracts.communicator import Communicator
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
 from engine.contracts.kv_allocator import KVGroup
@@ -40,7 +41,7 @@ from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.profile_run import profile_run
 from engine.startup.placing import holding, placed
 from engine.startup.probe import probe
-from engine.startup.ranks import cores_of, world_of
+from engine.startup.ranks import world_of
 from engine.startup.warm_up import warm_up_kernels
 from engine.step.dealing import Dealing
 from engine.step.exchange import Exchange

@@ -12,6 +12,7 @@ from typing import TypeVar
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.assembly.threads import cores_of
 from engine.contracts.communicator import World
 from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob, WorkerStart
 from engine.loop.environment import with_defaults
@@ -39,11 +40,6 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 START_S = 120.0
 """How long workers may take to come."""
-
-
-def cores_of(plan: EnginePlan) -> int:
-    """CPU threads for one rank: ``threads``, or its share of the cores."""
-    return plan.settings.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks_per_node)
 
 
 def world_of(plan: EnginePlan, rank: int, host: str = LOOPBACK) -> World:
