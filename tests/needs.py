@@ -43,9 +43,9 @@ def _no_gpu() -> str:
 
 
 def _integer_instructions(name: str) -> str:
-    from engine.kernels.cpu.linear.integer_linear import INSTRUCTIONS, kernels
+    from engine.kernels.cpu.linear.integer_linear import INSTRUCTIONS, best_instructions
 
-    best = 0 if _compiler() else kernels().best_instructions()
+    best = 0 if _compiler() else INSTRUCTIONS.index(best_instructions())
     return "" if INSTRUCTIONS.index(name) <= best else f"no {name} for integers in processor, compiler or system"
 
 
@@ -59,7 +59,8 @@ def _bfloat16_instructions(name: str) -> str:
 def _amx() -> str:
     from engine_plugins.attention_kernel.cpu.kernel import kernels
 
-    return "" if not _compiler() and kernels().can_use_amx() else "no AMX for bfloat16 in processor, compiler or system"
+    has = not _compiler() and kernels(torch.bfloat16, torch.bfloat16).can_use_amx()
+    return "" if has else "no AMX for bfloat16 in processor, compiler or system"
 
 
 def _ray() -> str:

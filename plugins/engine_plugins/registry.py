@@ -199,6 +199,7 @@ def engine_quantizer() -> list[Provider]:
             "engine_plugins.quantizer.checkpoint.quantizer:FromCheckpoint",
             config=CheckpointConfig,
             unsupported=unreadable,
+            sources="engine_plugins.quantizer.sources:of_checkpoint",
             doc="As the checkpoint says (compressed-tensors, FP8, MXFP4, ModelOpt, AWQ, GPTQ); unquantized if silent.",
         ),
         Provider(
@@ -207,6 +208,7 @@ def engine_quantizer() -> list[Provider]:
             config=UnquantizedConfig,
             provides=("lossless",),
             unsupported=only_plain_checkpoints,
+            sources="engine_plugins.quantizer.sources:of_plain",
             doc="Weights in the compute dtype.",
         ),
         Provider(
@@ -214,6 +216,7 @@ def engine_quantizer() -> list[Provider]:
             "engine_plugins.quantizer.on_load:Int8",
             config=Int8Config,
             unsupported=only_plain_checkpoints,
+            sources="engine_plugins.quantizer.sources:of_rounded",
             doc="Weights in 8 bits with one scale per output channel, rounded while loading.",
         ),
         Provider(
@@ -221,6 +224,7 @@ def engine_quantizer() -> list[Provider]:
             "engine_plugins.quantizer.on_load:Int4",
             config=Int4Config,
             unsupported=only_plain_checkpoints,
+            sources="engine_plugins.quantizer.sources:of_rounded",
             doc="Weights in 4 bits with a scale per group of inputs, rounded while loading.",
         ),
         Provider(
@@ -228,6 +232,7 @@ def engine_quantizer() -> list[Provider]:
             "engine_plugins.quantizer.on_load:FP8",
             config=FP8Config,
             unsupported=only_plain_checkpoints,
+            sources="engine_plugins.quantizer.sources:of_rounded",
             doc="Weights in float8 (e4m3) with one scale per output channel, rounded while loading.",
         ),
     ]
@@ -301,6 +306,7 @@ def engine_attention_kernel() -> list[Provider]:
             "engine_plugins.attention_kernel.cpu.kernel:CpuAttention",
             provides=("log_sum_exp",),
             unsupported=only_compiling_cpus,
+            sources="engine_plugins.attention_kernel.cpu.sources:sources",
             doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),
         Provider(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import native
-from engine.native import library_cache, loader
+from engine.native import Source, library_cache, loader
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -40,7 +40,7 @@ def write(folder: Path, text: str = SOURCE) -> Path:
 
 
 def answer(compiler: native.Compiler, source: Path) -> int:
-    library = loader.from_memory(library_cache.build(compiler, source), source.stem)
+    library = loader.from_memory(library_cache.build(compiler, Source(source)), source.stem)
     return int(library.answer())
 
 
@@ -74,7 +74,7 @@ def test_what_is_old_is_removed(tmp_path: Path, compiler: native.Compiler) -> No
         path.touch()
     for path in (old, other):
         os.utime(path, (0, 0))
-    library_cache.build(compiler, write(tmp_path))
+    library_cache.build(compiler, Source(write(tmp_path)))
     assert len(kept()) == 3 and {other, recent} < {*kept()}
 
 
@@ -83,7 +83,7 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
 ) -> None:
     source = write(tmp_path, "int answer() { return no_such_name; }")
     with pytest.raises(native.NativeError) as caught:
-        library_cache.build(compiler, source)
+        library_cache.build(compiler, Source(source))
     for words in ("kernel.cpp", *compiler.command, "no_such_name", "CXX", "execution=eager"):
         assert words in str(caught.value)
     assert kept() == []
@@ -135,7 +135,7 @@ def test_libraries_that_are_loaded_one_after_the_other_are_not_confused(
     """The system's loader takes a library that is loaded already for the one asked for, if their paths are equal."""
     libraries = []
     for number in (1, 2, 3):
-        built = library_cache.build(compiler, write(tmp_path, SOURCE.replace("42", str(number))))
+        built = library_cache.build(compiler, Source(write(tmp_path, SOURCE.replace("42", str(number)))))
         libraries.append(loader.from_memory(built, "kernel"))
     assert [library.answer() for library in libraries] == [1, 2, 3]
 
@@ -143,7 +143,7 @@ def test_libraries_that_are_loaded_one_after_the_other_are_not_confused(
 def test_a_kept_library_that_does_not_load_here_is_built_again(tmp_path: Path, compiler: native.Compiler) -> None:
     """Whole, but of a machine with other system libraries."""
     source = write(tmp_path)
-    library_cache.build(compiler, source)
+    library_cache.build(compiler, Source(source))
     (file,) = kept()
     library_cache._write(file, b"of another machine")
     assert native.load(source, {}).answer() == 42
@@ -181,7 +181,7 @@ def test_without_a_temporary_folder_kept_libraries_load_and_others_say_why(
     monkeypatch.setattr(tempfile, "gettempdir", none)
     assert answer(compiler, source) == 42
     with pytest.raises(native.NativeError, match="No usable temporary directory"):
-        library_cache.build(compiler, write(tmp_path, SOURCE.replace("42", "43")))
+        library_cache.build(compiler, Source(write(tmp_path, SOURCE.replace("42", "43"))))
 
 
 @pytest.mark.usefixtures("search")
@@ -206,7 +206,7 @@ def test_rates_are_measured_once_for_a_source(tmp_path: Path, compiler: native.C
     source, measured = write(tmp_path), iter([{"one": 1.5, "other": 2.0}, {"one": 3.0, "other": 2.0}])
 
     def rates() -> dict[str, float]:
-        return library_cache.rates(compiler, source, ("one", "other"), lambda: next(measured))
+        return library_cache.rates(compiler, Source(source), ("one", "other"), lambda: next(measured))
 
     assert rates() == rates() == {"one": 1.5, "other": 2.0}
     write(tmp_path, SOURCE.replace("42", "43"))
@@ -218,7 +218,7 @@ def test_rates_of_a_process_that_may_use_less_are_its_own(tmp_path: Path, compil
     source, first, second = write(tmp_path), {"one": 1.0}, {"one": 2.0, "other": 3.0}
     for _ in range(2):
         for rates in (first, second):
-            assert library_cache.rates(compiler, source, tuple(rates), rates.copy) == rates
+            assert library_cache.rates(compiler, Source(source), tuple(rates), rates.copy) == rates
     assert len(kept()) == 2
 
 
@@ -228,7 +228,7 @@ def test_of_two_that_measure_at_the_same_time_both_take_what_the_first_has_kept(
     source = write(tmp_path)
 
     def rates(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-        return library_cache.rates(compiler, source, ("one",), measure)
+        return library_cache.rates(compiler, Source(source), ("one",), measure)
 
     def late() -> dict[str, float]:
         assert rates(lambda: {"one": 1.0}) == {"one": 1.0}
@@ -239,12 +239,12 @@ def test_of_two_that_measure_at_the_same_time_both_take_what_the_first_has_kept(
 
 def test_rates_that_somebody_changed_are_measured_again(tmp_path: Path, compiler: native.Compiler) -> None:
     source = write(tmp_path)
-    library_cache.rates(compiler, source, ("one",), lambda: {"one": 1.0})
+    library_cache.rates(compiler, Source(source), ("one",), lambda: {"one": 1.0})
     (file,) = kept()
     file.write_bytes(file.read_bytes().replace(b"1.0", b"9.0"))
     with pytest.warns(UserWarning, match="cannot be used and is made again"):
-        again = library_cache.rates(compiler, source, ("one",), lambda: {"one": 2.0})
-    assert again == {"one": 2.0} == library_cache.rates(compiler, source, ("one",), lambda: {"one": 3.0})
+        again = library_cache.rates(compiler, Source(source), ("one",), lambda: {"one": 2.0})
+    assert again == {"one": 2.0} == library_cache.rates(compiler, Source(source), ("one",), lambda: {"one": 3.0})
 
 
 def test_where_nothing_can_be_kept_rates_are_measured_with_a_warning(
@@ -256,4 +256,4 @@ def test_where_nothing_can_be_kept_rates_are_measured_with_a_warning(
     monkeypatch.setenv("XDG_CACHE_HOME", str(of_all))
     for rate in (1.0, 2.0):
         with pytest.warns(UserWarning, match="compiled and measured anew at every start"):
-            assert library_cache.rates(compiler, write(tmp_path), (), lambda rate=rate: {"one": rate}) == {"one": rate}
+            assert library_cache.rates(compiler, Source(write(tmp_path)), (), lambda rate=rate: {"one": rate}) == {"one": rate}

@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 from engine.native import compiler, loader
 loader.find_compiler = lambda: compiler.Compiler((sys.argv[2],), "any version")  # asking takes half a second
-library = loader.open_library(Path(sys.argv[1]) / "kernel.cpp")
+library = loader.open_library(compiler.Source(Path(sys.argv[1]) / "kernel.cpp"))
 print("loaded", flush=True)
 sys.stdin.readline()
 print("answer", library.answer())

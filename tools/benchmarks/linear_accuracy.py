@@ -122,7 +122,7 @@ def float_ways(weight: Tensor, wide: Tensor) -> Iterator[Way]:
 
 
 def integer_ways(weight: QuantizedWeight, wide: Tensor, activations: str) -> Iterator[Way]:
-    best = integer_linear.kernels().best_instructions()
+    best = integer_linear.INSTRUCTIONS.index(integer_linear.best_instructions())
     plain = integer_linear.laid_out(weight, gated=False)
     for name in integer_linear.INSTRUCTIONS[1 : best + 1]:
 

@@ -39,6 +39,7 @@ from engine.contracts.quantizer import (
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
 from engine.models.record import facts, recorded
+from engine.native import Source
 
 T = TypeVar("T")
 
@@ -188,6 +189,20 @@ def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext 
     if problems:
         raise AssemblyError(problems)
     return parts
+
+
+def plugin_sources(plan: EnginePlan) -> tuple[Source, ...]:
+    """The C++ that the engine's plugins say they will load. Raises :class:`AssemblyError` with every plugin that cannot
+    say it."""
+    context, problems, found = build_context(plan), list[str](), list[Source]()
+    for choice in (choice for slot in ENGINE_SLOTS for choice in plan.slots[slot] if choice.sources):
+        try:
+            found += values.load(choice.sources)(config_of(choice), context)
+        except _ENDS as error:  # a plugin may fail in any way; it is named and start-up stops
+            problems.append(f"{choice.who}: {choice.sources} failed: {error_line(error)}{where(error.__traceback__)}")
+    if problems:
+        raise AssemblyError(problems)
+    return tuple(found)
 
 
 def _choices(plan: EnginePlan, slot: str) -> tuple[SlotChoice, ...]:

@@ -193,6 +193,7 @@ def _slot_choice(one: Chosen) -> SlotChoice:
         origin=str(one.offer.origin),
         requested=one.pick.requested,
         passed_over=one.passed_over,
+        sources=one.offer.provider.sources,
     )
 
 

@@ -37,6 +37,8 @@ class SlotChoice:
     """What the configuration said: this plugin's name, or ``auto``."""
     passed_over: tuple[str, ...] = ()
     """For ``auto``: the earlier candidates and why each was not taken, one line each."""
+    sources: str = ""
+    """``package.module:function`` that names its C++; see :class:`engine.contracts.provider.Provider`."""
 
     @property
     def who(self) -> str:

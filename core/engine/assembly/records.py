@@ -40,6 +40,7 @@ def provider_error(slot: str, provider: Provider) -> str:
         or _unsupported_error(provider.unsupported)
         or _doc_error(provider.doc)
         or (_factory_error(provider.suite, "suite") if provider.suite != "" else "")
+        or (_factory_error(provider.sources, "sources") if provider.sources != "" else "")
     )
 
 

@@ -38,7 +38,9 @@ class Provider:
     :class:`~engine.contracts.model.ModelConfig`. A slot that is ``auto`` asks it; one that states none of
     its own is never chosen so. ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this
     plugin, which then is what ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this
-    record.
+    record. ``sources`` is ``"package.module:function"``, called as ``function(config, context)``: the C++ that the
+    plugin will load (:class:`engine.native.Source`), so that it is compiled while torch is imported; that module must
+    not import torch. What it does not name is compiled when the plugin loads it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Provider:
     unsupported: Callable[[ModelFacts, DeviceFacts], tuple[str, ...]] = always_supported
     doc: str = ""
     suite: str = ""
+    sources: str = ""
 
 
 def no_model_found(path: str) -> NoReturn:

@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine.native.compiler import Source
+
+SOURCE = Source(Path(__file__).with_suffix(".cpp"))
 MOST_ARGUMENTS = 10
 """As in ``calls.cpp``."""
 
@@ -91,6 +94,6 @@ def _entry(call: NativeCall) -> _Call:
 def _make_calls() -> Any:
     from engine.native.loader import open_library
 
-    function = open_library(Path(__file__).with_suffix(".cpp")).make_calls
+    function = open_library(SOURCE).make_calls
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), None
     return function

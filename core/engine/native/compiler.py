@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.native.scratch import scratch_folder
 
@@ -38,6 +39,19 @@ class NativeError(RuntimeError):
     """Kernels for this CPU cannot be built; the message says why and what to do."""
 
 
+class Source(NamedTuple):
+    """What a library is compiled of."""
+
+    file: Path
+    macros: tuple[str, ...] = ()
+    """``NAME=VALUE`` each: one file is several libraries where a process needs some of its templates only."""
+
+    @property
+    def name(self) -> str:
+        """``float_linear.bfloat16``"""
+        return ".".join((self.file.stem, *(macro.partition("=")[2] for macro in self.macros)))
+
+
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """A compiler that builds OpenMP code for this machine."""
@@ -53,24 +67,27 @@ class Compiler:
         named = any(argument.startswith(PROCESSOR) for argument in self.command)
         return (*self.command, *(() if named else (f"{PROCESSOR}native",)), *FLAGS)
 
-    def key(self, source: Path) -> str:
+    def key(self, source: Source) -> str:
         """Of everything that a library of ``source`` follows from."""
-        headers = (*sorted(INCLUDE.glob("*.h")), *sorted(source.parent.glob("*.h")))
-        texts = [path.read_bytes() for path in (source, *headers)]
-        parts = (*texts, " ".join(self.build).encode(), self.version.encode(), _processor())
+        headers = (*sorted(INCLUDE.glob("*.h")), *sorted(source.file.parent.glob("*.h")))
+        texts = [path.read_bytes() for path in (source.file, *headers)]
+        command = " ".join((*self.build, *source.macros))
+        parts = (*texts, command.encode(), self.version.encode(), _processor())
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
-    def compile(self, source: Path) -> bytes:
+    def compile(self, source: Source) -> bytes:
         """The shared library of ``source``. Raises :class:`NativeError`."""
         try:
             with scratch_folder(Path(tempfile.gettempdir())) as folder:
                 return self._compile(source, Path(f"/proc/{os.getpid()}/fd/{folder}"))
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {INSTEAD}") from error
+            command = shlex.join(self.command)
+            raise NativeError(f"{command} did not build {source.file.name}: {error}; {INSTEAD}") from error
 
-    def _compile(self, source: Path, folder: Path) -> bytes:
+    def _compile(self, source: Source, folder: Path) -> bytes:
         library = folder / "library.so"
-        command = [*self.build, f"-I{INCLUDE}", str(source), "-o", str(library)]
+        macros = (f"-D{macro}" for macro in source.macros)
+        command = [*self.build, f"-I{INCLUDE}", *macros, str(source.file), "-o", str(library)]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -83,7 +100,7 @@ class Compiler:
         if done.returncode != 0:
             lines = "\n".join(done.stderr.strip().splitlines()[:10])
             raise NativeError(
-                f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
+                f"{source.file.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
                 f"another compiler, {INSTEAD}. It says:\n{lines}"
             )
         return library.read_bytes()

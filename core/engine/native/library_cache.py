@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from engine.native.compiler import Compiler
+from engine.native.compiler import Compiler, Source
 from engine.native.folder import exposed, open_own, unusable, user_folder
 from engine.native.scratch import replacing, sweep
 
@@ -30,19 +30,29 @@ KEEP_S = 30 * 24 * 3600
 INSTEAD = "set XDG_CACHE_HOME to a folder that only this user can write to"
 
 
-def build(compiler: Compiler, source: Path, anew: bool = False) -> bytes:
+def build(compiler: Compiler, source: Source, anew: bool = False) -> bytes:
     """The shared library of ``source``: as kept, unless it is to be built ``anew``. Raises :class:`NativeError`."""
-    return _kept(f"{source.stem}-{compiler.key(source)}{LIBRARY}", lambda: compiler.compile(source), anew)
+    return _kept(_library(compiler, source), lambda: compiler.compile(source), anew)
+
+
+def kept(compiler: Compiler, source: Source) -> bytes | None:
+    """The shared library of ``source`` where it is kept."""
+    folder = cache_folder()
+    return None if folder is None else _read(folder / _library(compiler, source))
+
+
+def _library(compiler: Compiler, source: Source) -> str:
+    return f"{source.name}-{compiler.key(source)}{LIBRARY}"
 
 
 def rates(
-    compiler: Compiler, source: Path, names: Sequence[str], measure: Callable[[], dict[str, float]]
+    compiler: Compiler, source: Source, names: Sequence[str], measure: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
     """What ``measure`` says of ``names`` in the library of ``source``: with the same processor, compiler, source and
     names always what was kept first. Without a cache folder each process measures."""
     key = hashlib.sha256("\0".join((compiler.key(source), *names)).encode()).hexdigest()[:32]
     measured: dict[str, float] = json.loads(
-        _kept(f"{source.stem}-{key}{RATES}", lambda: json.dumps(measure()).encode())
+        _kept(f"{source.name}-{key}{RATES}", lambda: json.dumps(measure()).encode())
     )
     return measured
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.native import library_cache
+from engine.native import ahead, library_cache
 from engine.native.calls import Function
-from engine.native.compiler import INSTEAD, Compiler, NativeError, find_compiler
+from engine.native.compiler import INSTEAD, Compiler, NativeError, Source, find_compiler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,44 +23,47 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 """``Activation`` of ``activations.h``, by the names of :data:`~engine.contracts.ops.Act`."""
 
 
-def load(source: Path, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
-    """The library of ``source``, compiled now unless an earlier process did. Raises :class:`NativeError`.
+def load(file: Path, functions: Mapping[str, tuple[Any, ...]], macros: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of a ``.cpp`` file, compiled now unless an earlier process did. Raises :class:`NativeError`.
 
-    ``functions``: argument types of the functions that are called and return nothing
+    ``macros``: ``NAME=VALUE`` each, to compile it with; ``functions``: argument types of the functions that are called and return nothing
     (:class:`~engine.native.calls.Function`). Others take nothing and return an ``int``. Import torch first: its OpenMP
     library is then the one the kernels use, so that there is one team of threads. A call releases the GIL.
     """
-    library = open_library(source)
+    library = open_library(Source(file, macros))
     for name, arguments in functions.items():
         setattr(library, name, Function(name, library[name], arguments))
     return library
 
 
 @cache
-def open_library(source: Path) -> ctypes.CDLL:
+def open_library(source: Source) -> ctypes.CDLL:
     """The library of ``source`` with its functions as ctypes has them. Raises :class:`NativeError`."""
     compiler = _compiler(source)
     try:
-        return from_memory(library_cache.build(compiler, source), source.stem)
+        return from_memory(ahead.take(compiler, source) or library_cache.build(compiler, source), source.name)
     except OSError:  # kept by a machine with other system libraries
         built = library_cache.build(compiler, source, anew=True)
     try:
-        return from_memory(built, source.stem)
+        return from_memory(built, source.name)
     except OSError as error:
-        raise NativeError(f"{source.name} was just built and does not load: {error}; {INSTEAD}") from error
+        raise NativeError(f"{source.file.name} was just built and does not load: {error}; {INSTEAD}") from error
 
 
-def rates(source: Path, names: Sequence[str], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """What ``measure`` finds for the kernels of ``source`` on this machine: measured at the first start, kept beside
+def rates(
+    file: Path, names: Sequence[str], measure: Callable[[], dict[str, float]], macros: tuple[str, ...] = ()
+) -> dict[str, float]:
+    """What ``measure`` finds for the kernels of a library on this machine: measured at the first start, kept beside
     their library, so that processes choose alike. ``names``: of all that is measured; of other names other rates are
     kept. Raises :class:`NativeError`."""
+    source = Source(file, macros)
     return library_cache.rates(_compiler(source), source, names, measure)
 
 
-def _compiler(source: Path) -> Compiler:
+def _compiler(source: Source) -> Compiler:
     compiler = find_compiler()
     if isinstance(compiler, str):
-        raise NativeError(f"{source.name}: {compiler}")
+        raise NativeError(f"{source.file.name}: {compiler}")
     return compiler
 
 

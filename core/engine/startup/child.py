@@ -31,6 +31,7 @@ from engine.loop.messages import (
     Ready,
     ToEngine,
 )
+from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.startup.process import HEADER
@@ -89,6 +90,9 @@ def main(fd: int, parent: int) -> int:
             return 1
         plan = EnginePlan.from_json(plan_json)
         threading.Thread(target=_listen, args=(connection, inbox, beats), name="inbox", daemon=True).start()
+        compiling = begin_kernels(plan)
+        if compiling:
+            connection.send(Progress(PHASE, 0.0, compiling))
         connection.send(Progress(IMPORTS, 0.0))
         started = time.monotonic()
         from engine.loop.driver import drive

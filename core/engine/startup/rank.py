@@ -24,7 +24,6 @@ from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.kernels.backends import kernels_for
-from engine.kernels.cpu import layer_ops, row_ops
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
 from engine.kernels.loading import load_model
@@ -35,7 +34,9 @@ from engine.loop.messages import Phase, Progress
 from engine.models.placement import RankGraph
 from engine.models.record import recorded
 from engine.models.rotations import rotation_notes
+from engine.native import ahead
 from engine.startup.checks import check_attention, check_drafter, try_plugins
+from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.profile_run import profile_run
@@ -63,8 +64,8 @@ class Phases:
         self.meter = meter
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self._on_progress(Progress(name, 0.0))
+    def __call__(self, name: str, detail: str = "") -> Iterator[None]:
+        self._on_progress(Progress(name, 0.0, detail))
         self.meter.reset_peak()
         started = time.monotonic()
         yield
@@ -123,7 +124,11 @@ class Rank:
         return self.rank == self.plan.layout.chooser
 
     def bind(self) -> None:
-        """Build the plugins."""
+        """Build the plugins, once what they load is compiled: some of them measure it."""
+        compiling = begin_kernels(self.plan)
+        if compiling:
+            with self.phase(PHASE, compiling):
+                ahead.finish()
         with self.phase("bind plugins"):
             self.bound = bind(self.plan)
             self.whole = recorded(self.bound.architecture, self.plan.model)
@@ -151,10 +156,6 @@ class Rank:
     def load(self) -> int:
         """Load the weights. Returns how many KV blocks there is memory for."""
         plan, bound = self.plan, self.bound
-        if plan.execution == "compile" and plan.device.kind == "cpu":
-            with self.phase("build kernels"):
-                layer_ops.kernels()
-                row_ops.kernels()
         with self.phase("try plugins"):
             self.worker.start(partial(try_plugins, plan, bound, self.own.graph))()
         with self.phase("load weights"):

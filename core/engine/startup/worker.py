@@ -26,6 +26,7 @@ from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
 from engine.contracts.parallelism import TOKEN, WELCOME
 from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
+from engine.startup.kernels import begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.step.blame import log_own, waited
@@ -172,6 +173,7 @@ class Worker:
         plan = EnginePlan.from_json(assignment.plan)
         self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path), plugin_digests(plan)))
         self._next(Begin)
+        begin_kernels(plan)
         self._where = lambda: Where("import torch")
         from engine.startup.rank import Rank
         from engine.step.ranked import RankSteps

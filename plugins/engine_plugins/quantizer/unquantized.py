@@ -38,7 +38,7 @@ class Unquantized:
     def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
         self._in_panels = float_linear.wanted(context)
         if self._in_panels:
-            float_linear.kernels()  # compiled here, so that a failure names this plugin
+            float_linear.kernels(getattr(torch, context.dtype))  # compiled here, so that a failure names this plugin
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED

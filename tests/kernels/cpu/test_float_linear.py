@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ import torch.nn.functional as F
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight
-from engine.kernels.cpu.linear import float_linear, integer_linear
+from engine.kernels.cpu.linear import float_linear
 from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine.kernels.cpu.linear.panel_linear import interleaved, separated
-from engine.native import find_compiler, library_cache
+from engine.kernels.cpu.linear.sources import float_source, integer_source
+from engine.native import Source, find_compiler, library_cache
 from engine.testing.context import build_context
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -50,7 +50,7 @@ class Kind:
 
 
 FLOAT32 = [Kind(torch.float32, name) for name in ("plain C++", "AVX2", "AVX512")]
-"""Compiled to what any processor has."""
+"""Compiled to what any processor has: where vectors are narrower, AVX512 is AVX2."""
 BFLOAT16 = [Kind(torch.bfloat16, name) for name in ("plain C++", "AVX2", "AVX512", "AVX512-BF16", "AMX-BF16")]
 
 
@@ -308,8 +308,10 @@ def test_a_process_that_is_refused_amx_multiplies_without() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("source", [float_linear.SOURCE, integer_linear.SOURCE], ids=lambda source: source.stem)
-def test_what_a_thread_keeps_from_call_to_call_is_not_kept_for_every_kernel(source: Path) -> None:
+@pytest.mark.parametrize(
+    "source", [float_source("bfloat16"), integer_source("bfloat16", "bytes")], ids=lambda source: source.name
+)
+def test_what_a_thread_keeps_from_call_to_call_is_not_kept_for_every_kernel(source: Source) -> None:
     """The loader fills the whole of it for each thread at its first call."""
     compiler = find_compiler()
     assert not isinstance(compiler, str)

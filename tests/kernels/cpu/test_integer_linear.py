@@ -18,6 +18,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
 from engine.kernels.cpu.linear import integer_linear
 from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
+from engine.kernels.cpu.linear.sources import ELEMENTS, FORMATS, float_source, integer_source
 from engine.kernels.packing import pack_quantized, target_of
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
@@ -289,9 +290,10 @@ def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -
 def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path) -> None:
     compiler = find_compiler()
     assert not isinstance(compiler, str)
-    for name in ("integer_linear.cpp", "float_linear.cpp"):
-        source = Path(integer_linear.__file__).with_name(name)
-        flags = [*FLAGS, f"-march={processor}", "-O0", f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "a.so")]
+    for source in (*map(float_source, ELEMENTS), *(integer_source("bfloat16", form) for form in FORMATS)):
+        macros = [f"-D{macro}" for macro in source.macros]
+        flags = [*FLAGS, f"-march={processor}", "-O0", f"-I{INCLUDE}", *macros, str(source.file)]
+        flags += ["-o", str(tmp_path / "a.so")]
         done = subprocess.run([*compiler.command, *flags], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
 

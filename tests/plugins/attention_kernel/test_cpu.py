@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -289,9 +290,9 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(loader, "find_compiler", lambda: oldest)
     monkeypatch.setattr(library_cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(loader, "open_library", loader.open_library.__wrapped__)
-    baseline_kernels = kernels.__wrapped__()
-    assert not baseline_kernels.can_use_amx()
-    monkeypatch.setattr(cpu, "kernels", lambda: baseline_kernels)
+    baseline_kernels = cache(kernels.__wrapped__)
+    assert not baseline_kernels(torch.bfloat16, torch.bfloat16).can_use_amx()
+    monkeypatch.setattr(cpu, "kernels", baseline_kernels)
     for case in SHAPES:
         check(case, "float32", use_amx=False)
         check(case, "bfloat16", use_amx=False)

@@ -14,6 +14,7 @@ from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.kernels.cpu.ops import native_linear, native_of, obstacle, single_kernels
 from engine.kernels.cpu.program import NotNative, Value, empty, run
+from engine.kernels.cpu.sources import rms
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
     ChooseExperts,
@@ -46,20 +47,16 @@ NORM = "compiled RMSNorm"
 def cpu_kernels() -> tuple[Kernel, ...]:
     """What runs on a CPU with a compiler, in float32 and bfloat16, where it suits."""
     return (
-        Kernel(qkv_write, lower_qkv_write, lambda lowering, what: _rms(what.norm, what.q_norm, what.k_norm)),
+        Kernel(qkv_write, lower_qkv_write, lambda lowering, what: rms(what.norm, what.q_norm, what.k_norm)),
         Kernel(attention, lower_native_attention),
-        Kernel(gate_up, lower_gate_up, lambda lowering, what: _rms(what.norm) and what.act in ACTIVATIONS),
+        Kernel(gate_up, lower_gate_up, lambda lowering, what: rms(what.norm) and what.act in ACTIVATIONS),
         Kernel(linear_add, lower_add),
-        Kernel(norm_head, lower_head, lambda lowering, what: _rms(what.norm)),
+        Kernel(norm_head, lower_head, lambda lowering, what: rms(what.norm)),
         Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.groups <= MOST_GROUPS),
         Kernel(mix_experts, lower_mix),
         Kernel(delta_network, lower_delta_network, lambda lowering, what: what.conv.act == "silu"),
         *single_kernels(),
     )
-
-
-def _rms(*norms: Norm | None) -> bool:
-    return all(norm is None or norm.kind == "rms" for norm in norms)
 
 
 def native_norm(lowering: Lowering, op: Norm, weights: Weights) -> NormCall:

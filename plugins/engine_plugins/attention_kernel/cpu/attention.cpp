@@ -1,4 +1,5 @@
-// Attention over keys and values stored as the elements that are computed with.
+// Compiled for each pair of types: ELEMENT (float, bfloat16), which is computed with, and STORED (the same, int8_t,
+// float8) of keys and values. A plan needs one pair, and each takes its time.
 
 #include "paged_attention.h"
 
@@ -11,5 +12,8 @@ extern "C" void count_splits(const Step* step, const Op* op, int64_t* most) noex
         *most = std::max(*most, task.num_splits);
 }
 
-ATTENTION(attention_float, float, float)
-ATTENTION(attention_bfloat16, bfloat16, bfloat16)
+// Nothing may be thrown through ctypes: an exception (no memory for a plan) ends the process.
+extern "C" void attention(const Step* step, const Op* op, const Scales* scales, const ELEMENT* q, int64_t q_stride,
+                          const STORED* keys, const STORED* values, ELEMENT* out, int use_amx, float* lse) noexcept {
+    attention(CachedCall<ELEMENT, STORED>{{{*step, *op}, q, q_stride, out, lse}, keys, values, *scales}, use_amx);
+}

@@ -23,17 +23,13 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
 from engine.native import FLOAT, INT32, INT64, POINTER, Function, NativeCall
+from engine_plugins.attention_kernel.cpu.sources import ELEMENTS, attention_source
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 
-FUNCTIONS = {
-    (torch.float32, torch.float32): "attention_float",
-    (torch.float32, torch.int8): "attention_float_int8",
-    (torch.float32, torch.float8_e4m3fn): "attention_float_float8",
-    (torch.bfloat16, torch.bfloat16): "attention_bfloat16",
-    (torch.bfloat16, torch.int8): "attention_bfloat16_int8",
-    (torch.bfloat16, torch.float8_e4m3fn): "attention_bfloat16_float8",
-}
-"""Functions by the types of queries and of stored keys and values; where those differ, the latter have scales."""
+COMPUTED = {getattr(torch, name): element for name, element in ELEMENTS.items()}
+"""What is computed with: the names of types in ``attention.cpp``."""
+SCALED = {torch.int8: "int8_t", torch.float8_e4m3fn: "float8"}
+"""Of keys and values that are stored otherwise than they are computed with, and have scales."""
 
 
 class _Step(ctypes.Structure):
@@ -79,19 +75,11 @@ ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTE
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The functions for caches that hold what is computed with. Raises :class:`engine.native.NativeError`."""
-    functions = {name: ARGUMENTS for (computed, stored), name in FUNCTIONS.items() if computed == stored}
-    source = Path(__file__).with_name("attention.cpp")
-    return native.load(source, {**functions, "count_splits": (POINTER, POINTER, POINTER)})
-
-
-@cache
-def kernels_8bit() -> ctypes.CDLL:
-    """Those for 8-bit caches, built when the first layer with one runs: while the engine warms up. Raises
-    :class:`engine.native.NativeError`."""
-    functions = {name: ARGUMENTS for (computed, stored), name in FUNCTIONS.items() if computed != stored}
-    return native.load(Path(__file__).with_name("attention_8bit.cpp"), functions)
+def kernels(computed: torch.dtype, stored: torch.dtype) -> ctypes.CDLL:
+    """The functions for queries and cached elements of these types. Raises :class:`engine.native.NativeError`."""
+    functions = {"attention": ARGUMENTS, "count_splits": (POINTER, POINTER, POINTER)}
+    source = attention_source(COMPUTED[computed], (COMPUTED | SCALED)[stored])
+    return native.load(source.file, functions, source.macros)
 
 
 @dataclass(slots=True)
@@ -126,8 +114,8 @@ class CpuAttention:
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
-        self._library = kernels()
-        self.use_amx = use_amx and bool(self._library.can_use_amx())
+        dtype = getattr(torch, context.dtype)
+        self.use_amx = dtype in COMPUTED and bool(kernels(dtype, dtype).can_use_amx()) and use_amx
         self._ops: dict[tuple[Attention, int | None], _Op] = {}
         self._known_scales: dict[tuple[int, int, bool], _Scales] = {}
         self._torch = TorchAttention(config, context)
@@ -203,8 +191,7 @@ class CpuAttention:
         if self._why_torch(op, q.dtype, cache.k.dtype, cache.format) is not None:
             return None
         assert q.stride(2) == 1 and q.stride(1) == op.head_dim
-        library = self._library if q.dtype == cache.k.dtype else kernels_8bit()
-        function: Function = getattr(library, FUNCTIONS[q.dtype, cache.k.dtype])
+        function: Function = kernels(q.dtype, cache.k.dtype).attention
         return function.at(
             ctypes.addressof(prepared.step), ctypes.addressof(self._op(op, sinks)),
             ctypes.addressof(self._scales(cache)), q.data_ptr(), q.stride(0), cache.k.data_ptr(), cache.v.data_ptr(),
@@ -214,14 +201,14 @@ class CpuAttention:
     def most_splits(self, prepared: Prepared, op: Attention) -> int:
         """Into how many parts the keys of some of the step's queries are split between threads, at most."""
         most = ctypes.c_int64()
-        self._library.count_splits(ctypes.byref(prepared.step), ctypes.byref(self._op(op)), ctypes.byref(most))
+        kernels(torch.float32, torch.float32).count_splits(ctypes.byref(prepared.step), ctypes.byref(self._op(op)), ctypes.byref(most))
         return most.value
 
     def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:
         """What there is no kernel for; ``None``: there is one."""
-        if (dtype, dtype) not in FUNCTIONS:
+        if dtype not in COMPUTED:
             return str(dtype).removeprefix("torch.")
-        if (dtype, stored) not in FUNCTIONS or (stored != dtype) != (kv_format.scale != "none"):
+        if stored not in (dtype, *SCALED) or (stored != dtype) != (kv_format.scale != "none"):
             scaled = "" if kv_format.scale == "none" else " with scales"
             return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
         if op.value_dim is not None and stored != dtype:

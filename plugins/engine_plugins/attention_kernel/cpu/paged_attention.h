@@ -202,10 +202,3 @@ void attention(const CachedCall<bfloat16, S>& call, [[maybe_unused]] bool use_am
 }
 
 }  // namespace
-
-// Nothing may be thrown through ctypes: an exception (no memory for a plan) ends the process.
-#define ATTENTION(NAME, T, S)                                                                                      \
-    extern "C" void NAME(const Step* step, const Op* op, const Scales* scales, const T* q, int64_t q_stride,       \
-                         const S* keys, const S* values, T* out, int use_amx, float* lse) noexcept {               \
-        attention(CachedCall<T, S>{{{*step, *op}, q, q_stride, out, lse}, keys, values, *scales}, use_amx);        \
-    }

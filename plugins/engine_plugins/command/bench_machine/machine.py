@@ -151,7 +151,7 @@ def _float_ways() -> Iterator[Way]:
 
 
 def _integer_ways() -> Iterator[Way]:
-    best = integer_linear.INSTRUCTIONS[integer_linear.kernels().best_instructions()]
+    best = integer_linear.best_instructions()
     if best == integer_linear.INSTRUCTIONS[0]:
         return
     spec = LinearSpec((LinearPart("w", OUTPUTS),), INPUTS)

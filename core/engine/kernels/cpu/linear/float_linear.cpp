@@ -8,10 +8,13 @@
 //
 // Each output is summed over its inputs in one order whatever the number of rows, but for AVX512-BF16: a row's result
 // does not depend on its neighbours.
+//
+// Compiled with ELEMENT=float and with ELEMENT=bfloat16: a plan needs one of the two, and each takes its time.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "amx.h"
 #include "float_panels.h"
@@ -42,13 +45,12 @@ enum Instructions : int32_t { PLAIN = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, 
 
 using Linear = PanelLinear;  // in_features: in bfloat16 a multiple of 32
 
-// What this process may use, a bit each. In float32 the widest vectors are best, in bfloat16 that is measured.
-extern "C" int32_t instructions_float32() {
-    return 1 << PLAIN | HAS_AVX2 << AVX2 | HAS_AVX512F << AVX512;
-}
+constexpr bool IS_FLOAT = std::is_same_v<ELEMENT, float>;
 
-extern "C" int32_t instructions_bfloat16() {
-    return instructions_float32() | HAS_AVX512_BF16 << AVX512_BF16 | request_amx() << AMX;
+// What this process may use, a bit each. In float32 the widest vectors are best, in bfloat16 that is measured.
+extern "C" int32_t instructions() {
+    const int32_t vectors = 1 << PLAIN | HAS_AVX2 << AVX2 | HAS_AVX512F << AVX512;
+    return IS_FLOAT ? vectors : vectors | HAS_AVX512_BF16 << AVX512_BF16 | request_amx() << AMX;
 }
 
 namespace {
@@ -399,31 +401,33 @@ private:
 
 #endif
 
+// Whether the product was computed.
+template <typename T>
+bool multiply_narrow([[maybe_unused]] const Call<Linear, T>& call) {
+    if constexpr (!IS_FLOAT) {
+#if HAS_AMX
+        if (call.linear.instructions == AMX) return multiply<Amx>(call), true;
+#endif
+#if HAS_AVX512_BF16
+        if (call.linear.instructions == AVX512_BF16) return multiply<Avx512Bf16>(call), true;
+#endif
+    }
+    return false;
+}
+
+template <int LANES>
+using Vectors = std::conditional_t<IS_FLOAT, Floats<LANES>, Widened<LANES>>;
+
 }  // namespace
 
 // x: [rows, in_features], y and residual: [rows, out_features]; strides in elements. y may be the residual itself.
-extern "C" void linear_float32(const Linear* linear, int64_t rows, const float* x, int64_t x_stride, float* y,
-                               int64_t y_stride, const float* residual) {
-    const Call<Linear, float> call{*linear, rows, x, x_stride, y, y_stride, residual};
-    switch (linear->instructions) {  // all are there on every processor
-        case PLAIN: return multiply<Floats<4>>(call);
-        case AVX2: return multiply<Floats<8>>(call);
-        default: return multiply<Floats<16>>(call);
-    }
-}
-
-extern "C" void linear_bfloat16(const Linear* linear, int64_t rows, const bfloat16* x, int64_t x_stride, bfloat16* y,
-                                int64_t y_stride, const bfloat16* residual) {
-    const Bf16Call call{*linear, rows, x, x_stride, y, y_stride, residual};
-    switch (linear->instructions) {
-#if HAS_AMX
-        case AMX: return multiply<Amx>(call);
+// Vectors wider than this processor's would be correct, too; but they take longest to compile.
+extern "C" void linear(const Linear* linear, int64_t rows, const ELEMENT* x, int64_t x_stride, ELEMENT* y,
+                       int64_t y_stride, const ELEMENT* residual) {
+    const Call<Linear, ELEMENT> call{*linear, rows, x, x_stride, y, y_stride, residual};
+    if (multiply_narrow(call)) return;
+#if HAS_AVX512F
+    if (linear->instructions == AVX512) return multiply<Vectors<16>>(call);
 #endif
-#if HAS_AVX512_BF16
-        case AVX512_BF16: return multiply<Avx512Bf16>(call);
-#endif
-        case AVX512: return multiply<Widened<16>>(call);
-        case AVX2: return multiply<Widened<8>>(call);
-        default: return multiply<Widened<4>>(call);
-    }
+    linear->instructions == PLAIN ? multiply<Vectors<4>>(call) : multiply<Vectors<8>>(call);
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from engine.kernels.cpu.linear.panel_linear import (
     whole_pairs,
 )
 from engine.kernels.cpu.linear.rates import fastest_rates, threads
+from engine.kernels.cpu.linear.sources import float_source
 from engine.kernels.triton.device import runs_triton
 from engine.native import ACTIVATIONS, NativeCall
 
@@ -33,20 +33,19 @@ INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 DTYPES = tuple(INPUT_MULTIPLES)
 INSTRUCTIONS = ("plain C++", "AVX2", "AVX512", "AVX512-BF16", "AMX-BF16")
 """By the numbers ``float_linear.cpp`` gives them."""
-SOURCE = Path(__file__).with_suffix(".cpp")
 PROBE_ROWS, PROBE_OUTPUTS, PROBE_INPUTS = 64, 512, 1024
 """Of a product whose rate is measured: enough rows to be bound by arithmetic, weights that fit a second-level cache."""
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    return load_linears(SOURCE, *(f"linear_{_short(dtype)}" for dtype in DTYPES))
+def kernels(dtype: torch.dtype) -> ctypes.CDLL:
+    """The compiled functions, of :data:`DTYPES`. Raises :class:`engine.native.NativeError`."""
+    return load_linears(float_source(_short(dtype)))
 
 
 def available(dtype: torch.dtype) -> tuple[str, ...]:
     """Of :data:`INSTRUCTIONS`, what this process may use for weights of this type."""
-    bits = getattr(kernels(), f"instructions_{_short(dtype)}")()
+    bits = kernels(dtype).instructions()
     return tuple(name for number, name in enumerate(INSTRUCTIONS) if bits >> number & 1)
 
 
@@ -62,7 +61,8 @@ def best_instructions(dtype: torch.dtype) -> str:
 def bfloat16_rates() -> dict[str, float]:
     """GFLOP/s of each of :func:`available`, by one thread, with many rows."""
     # Asking what is available gets this process leave to use AMX, also where another one has measured.
-    return native.rates(SOURCE, available(torch.bfloat16), _measure_bfloat16)
+    source = float_source("bfloat16")
+    return native.rates(source.file, available(torch.bfloat16), _measure_bfloat16, source.macros)
 
 
 def _measure_bfloat16() -> dict[str, float]:
@@ -163,7 +163,7 @@ class _Layer:
     def _call(self, columns: int, activation: int) -> PanelCall:
         weight, bias = self._panels.data_ptr(), native.pointer(self._bias)
         linear = PanelLinear(self.in_features, columns, weight, bias, activation, self._instructions)
-        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear, self.in_features)
+        return PanelCall(kernels(self._panels.dtype).linear, linear, self.in_features)
 
     def reference(self, x: Tensor) -> Tensor:
         """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""

@@ -8,20 +8,16 @@
 // Each output is summed over its inputs in one order whatever the number of rows: a row's result does not depend on its
 // neighbours. AMX computes 16 rows and more, and rounds otherwise than what computes fewer; but for x in 8 bits and one
 // scale per output, where sums are exact.
+//
+// Compiled with ELEMENT, float or bfloat16, and FORMAT, one of `Format`: a plan needs one or two of the eight, and each
+// takes its time. Without them it only says what this process may use.
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "amx.h"
-#include "panel_linear.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 #define HAS_AVX2 1
-#include "amx_panels.h"
-#include "avx2_panels.h"
-#include "vnni_panels.h"
 #else
 #define HAS_AVX2 0
 #endif
@@ -34,6 +30,30 @@
 #endif
 
 enum Instructions : int32_t { NO_INSTRUCTIONS = 0, AVX2 = 1, AVX512_VNNI = 2, AMX = 3 };
+
+// The best instructions this process may use.
+extern "C" int32_t best_instructions() {
+#ifdef EMULATE
+    return HAS_VNNI ? AMX : NO_INSTRUCTIONS;
+#else
+    return HAS_VNNI && request_amx() ? AMX : HAS_VNNI ? AVX512_VNNI : HAS_AVX2 ? AVX2 : NO_INSTRUCTIONS;
+#endif
+}
+
+#ifdef FORMAT
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "panel_linear.h"
+
+#if HAS_AVX2
+#include "amx_panels.h"
+#include "avx2_panels.h"
+#include "vnni_panels.h"
+#endif
+
 enum Format : int32_t { BYTES = 0, NIBBLES = 1, E4M3 = 2, E2M1 = 3 };
 // What x is multiplied as: float32; integers of 16 bits that hold what bfloat16 does; integers of 8 bits.
 enum Arithmetic : int32_t { FLOATS = 0, INTEGERS_16 = 1, INTEGERS_8 = 2 };
@@ -48,22 +68,18 @@ struct Linear : PanelLinear {
     const uint8_t* zero;   // null: all are `offset`
     const int64_t* order;  // [inputs]: which element of x each input is; null: in order
     int32_t offset;
-    Format format;
     Arithmetic arithmetic;
 };
-
-// The best instructions this process may use.
-extern "C" int32_t best_instructions() {
-#ifdef EMULATE
-    return HAS_VNNI ? AMX : NO_INSTRUCTIONS;
-#else
-    return HAS_VNNI && request_amx() ? AMX : HAS_VNNI ? AVX512_VNNI : HAS_AVX2 ? AVX2 : NO_INSTRUCTIONS;
-#endif
-}
 
 #if HAS_AVX2
 
 namespace {
+
+// Of FORMAT.
+using Weights = std::tuple_element_t<FORMAT, std::tuple<ByteWeights, NibbleWeights, E4m3Weights, E2m1Weights>>;
+#if HAS_VNNI
+using WideWeights = std::tuple_element_t<FORMAT, std::tuple<WideBytes, WideNibbles, void, WideE2m1>>;
+#endif
 
 constexpr int64_t MOST_UNSCALED = 1 << 16;  // inputs: 255 * 127 * 65,536 is below 2^31
 
@@ -192,20 +208,12 @@ bool multiply_in_tiles(const Call<Linear, T>& call) {
     const Linear& linear = call.linear;
     if (linear.instructions < AMX || call.rows < AMX_ROWS) return false;
     if (linear.arithmetic == INTEGERS_8) {
-        if (linear.stretch % TILE_ROW_BYTES != 0 || linear.format == E2M1) return false;
-        linear.format == BYTES ? multiply<Tiles<ByteWeights, int8_t, T>>(call)
-                               : multiply<Tiles<NibbleWeights, int8_t, T>>(call);
-        return true;
-    }
-    if constexpr (std::is_same_v<T, bfloat16>) {
-        switch (linear.format) {
-            case BYTES: multiply<Tiles<ByteWeights, bfloat16, T>>(call); break;
-            case NIBBLES: multiply<Tiles<NibbleWeights, bfloat16, T>>(call); break;
-            case E4M3: multiply<Tiles<E4m3Weights, bfloat16, T>>(call); break;
-            case E2M1: multiply<Tiles<E2m1Weights, bfloat16, T>>(call); break;
+        if constexpr (FORMAT == BYTES || FORMAT == NIBBLES) {
+            if (linear.stretch % TILE_ROW_BYTES == 0) return multiply<Tiles<Weights, int8_t, T>>(call), true;
         }
-        return true;
+        return false;
     }
+    if constexpr (std::is_same_v<T, bfloat16>) return multiply<Tiles<Weights, bfloat16, T>>(call), true;
     return false;
 }
 
@@ -213,46 +221,40 @@ bool multiply_in_tiles(const Call<Linear, T>& call) {
 
 template <typename T>
 void multiply_any(const Call<Linear, T>& call) {
-    const Linear& linear = call.linear;
+    [[maybe_unused]] const Linear& linear = call.linear;
 #if HAS_AMX || defined(EMULATE)
     if (multiply_in_tiles(call)) return;
 #endif
-    if (linear.arithmetic == FLOATS) {
-        switch (linear.format) {
-            case BYTES: return multiply<Panels<ByteWeights, FloatKernel, T>>(call);
-            case NIBBLES: return multiply<Panels<NibbleWeights, FloatKernel, T>>(call);
-            case E4M3: return multiply<Panels<E4m3Weights, FloatKernel, T>>(call);
-            case E2M1: return multiply<Panels<E2m1Weights, FloatKernel, T>>(call);
-        }
+    if constexpr (FORMAT == E4M3) return multiply<Panels<Weights, FloatKernel, T>>(call);
+    if constexpr (std::is_same_v<T, float>) {  // bfloat16 is multiplied as integers
+        if (linear.arithmetic == FLOATS) return multiply<Panels<Weights, FloatKernel, T>>(call);
     }
+    if constexpr (FORMAT != E4M3) {
 #if HAS_VNNI
-    if (linear.instructions >= AVX512_VNNI) {
-        if (linear.format == E2M1) return multiply<Panels<WideE2m1, WideKernel, T>>(call);
-        if (linear.arithmetic == INTEGERS_8 && Layer<ByteWeights>{linear}.has_one_scale) {
-            if (linear.format == BYTES) return multiply<Bytes<ByteWeights, T>>(call);
-            return multiply<Bytes<NibbleWeights, T>>(call);
+        if (linear.instructions >= AVX512_VNNI) {
+            if constexpr (FORMAT != E2M1) {
+                if (linear.arithmetic == INTEGERS_8 && Layer<Weights>{linear}.has_one_scale)
+                    return multiply<Bytes<Weights, T>>(call);
+            }
+            return multiply<Panels<WideWeights, WideKernel, T>>(call);
         }
-        if (linear.format == BYTES) return multiply<Panels<WideBytes, WideKernel, T>>(call);
-        return multiply<Panels<WideNibbles, WideKernel, T>>(call);
-    }
 #endif
-    if (linear.format == E2M1) return multiply<Panels<E2m1Weights, IntegerKernel, T>>(call);
-    if (linear.format == BYTES) return multiply<Panels<ByteWeights, IntegerKernel, T>>(call);
-    return multiply<Panels<NibbleWeights, IntegerKernel, T>>(call);
+        multiply<Panels<Weights, IntegerKernel, T>>(call);
+    }
 }
 
 }  // namespace
 
-// x: [rows, inputs], y and residual: [rows, out_features]; strides in elements. y may be the residual itself.
-#define DEFINE_LINEAR(NAME, T)                                                                                      \
-    extern "C" void NAME(const Linear* linear, int64_t rows, const T* x, int64_t x_stride, T* y, int64_t y_stride, \
-                         const T* residual) {                                                                       \
-        multiply_any<T>({*linear, rows, x, x_stride, y, y_stride, residual});                                      \
-    }
-#else
-#define DEFINE_LINEAR(NAME, T) \
-    extern "C" void NAME(const Linear*, int64_t, const T*, int64_t, T*, int64_t, const T*) {}
 #endif
 
-DEFINE_LINEAR(linear_float32, float)
-DEFINE_LINEAR(linear_bfloat16, bfloat16)
+// x: [rows, inputs], y and residual: [rows, out_features]; strides in elements. y may be the residual itself.
+extern "C" void linear([[maybe_unused]] const Linear* linear, [[maybe_unused]] int64_t rows,
+                       [[maybe_unused]] const ELEMENT* x, [[maybe_unused]] int64_t x_stride,
+                       [[maybe_unused]] ELEMENT* y, [[maybe_unused]] int64_t y_stride,
+                       [[maybe_unused]] const ELEMENT* residual) {
+#if HAS_AVX2
+    multiply_any<ELEMENT>({*linear, rows, x, x_stride, y, y_stride, residual});
+#endif
+}
+
+#endif

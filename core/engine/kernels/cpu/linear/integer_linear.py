@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +29,8 @@ from engine.kernels.cpu.linear.panel_linear import (
     separated,
     whole_pairs,
 )
+from engine.kernels.cpu.linear.sources import format_of, integer_source
+from engine.kernels.cpu.linear.sources import INSTRUCTIONS as INSTRUCTIONS_SOURCE
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 
@@ -45,12 +46,10 @@ INSTRUCTIONS = ("none", "AVX2", "AVX512-VNNI", "AMX")
 """By the numbers ``integer_linear.cpp`` gives them."""
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Of activations."""
-FORMATS = ("bytes", "nibbles", "e4m3", "e2m1")
 FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
 """``Arithmetic`` of ``integer_linear.cpp``."""
 E4M3_NAN = 0x7F
 """Without its sign."""
-SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class _Linear(PanelLinear):
@@ -64,15 +63,15 @@ class _Linear(PanelLinear):
         ("zero", POINTER),
         ("order", POINTER),
         ("offset", INT32),
-        ("format", INT32),
         ("arithmetic", INT32),
     )
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    return load_linears(SOURCE, *(f"linear_{name}" for name in DTYPES.values()))
+def kernels(dtype: torch.dtype, form: str) -> ctypes.CDLL:
+    """The compiled functions for activations of :data:`DTYPES` and weights of
+    :data:`~engine.kernels.cpu.linear.sources.FORMATS`. Raises :class:`engine.native.NativeError`."""
+    return load_linears(integer_source(DTYPES[dtype], form))
 
 
 def wanted(context: BuildContext) -> bool:
@@ -82,7 +81,7 @@ def wanted(context: BuildContext) -> bool:
 
 def has_instructions() -> bool:
     """Whether this processor has what these kernels need."""
-    return _best() > 0
+    return best_instructions() != INSTRUCTIONS[0]
 
 
 def stretch_of(in_features: int, group_size: int) -> int:
@@ -192,9 +191,9 @@ def pack_integer(
 
 def pack_panels(panels: Panels, activations: str, instructions: str | None = None) -> PackedLinear:
     """As :func:`pack_integer`, of weights that lie in panels already."""
-    instructions = instructions or INSTRUCTIONS[_best()]
+    instructions = instructions or best_instructions()
     if instructions == INSTRUCTIONS[0]:
-        raise ValueError(f"{SOURCE.name} was built without AVX2, which its kernels need")
+        raise ValueError(f"{INSTRUCTIONS_SOURCE.file.name} was built without AVX2, which its kernels need")
     layer = _Layer(panels, activations, instructions)
     return PackedLinear(
         layer.tensors,
@@ -242,13 +241,9 @@ class _Layer:
         self._panels, self._activations = panels, activations
         self._offset, self._instructions = _offset_of(panels.bits, panels.floating), INSTRUCTIONS.index(instructions)
         self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if panels.gated else self.out_features
-        functions = {dtype: getattr(kernels(), f"linear_{name}") for dtype, name in DTYPES.items()}
-        self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
-        self._calls = {
-            (dtype, name): PanelCall(function, self._linear(dtype, code), self._inputs)
-            for dtype, function in functions.items()
-            for name, code in {"": 0, **ACTIVATIONS}.items()
-        }
+        self._form = format_of(panels.bits, panels.floating)
+        self._taken = () if activations == "fp8" else tuple(DTYPES)  # others are turned into float32 by torch
+        self._calls: dict[tuple[torch.dtype, str], PanelCall] = {}
 
     @property
     def label(self) -> str:
@@ -268,7 +263,7 @@ class _Layer:
     def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
         if x.dtype not in self._taken:
             return residual.add_(self.apply(x))
-        return self._calls[x.dtype, ""](x, residual, residual)
+        return self._call(x.dtype, "")(x, residual, residual)
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
         return self._product(x, self.out_features // 2, act)
@@ -276,13 +271,22 @@ class _Layer:
     def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
         """See :class:`engine.contracts.quantizer.NativeLinear`."""
         assert self.gated == (act is not None)
-        return self._calls[x.dtype, act or ""].at(x, y, residual)
+        return self._call(x.dtype, act or "").at(x, y, residual)
 
     def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
         if x.dtype in self._taken:
-            return self._calls[x.dtype, act](x, x.new_empty((len(x), columns)))
+            return self._call(x.dtype, act)(x, x.new_empty((len(x), columns)))
         wide = rounded_rows(x, "fp8" if self._activations == "fp8" else "bf16")
-        return self._calls[wide.dtype, act](wide, wide.new_empty((len(x), columns))).to(x.dtype)
+        return self._call(wide.dtype, act)(wide, wide.new_empty((len(x), columns))).to(x.dtype)
+
+    def _call(self, dtype: torch.dtype, act: str) -> PanelCall:
+        """``dtype``: of activations; one that no step has is not compiled."""
+        call = self._calls.get((dtype, act))
+        if call is None:
+            linear = self._linear(dtype, ACTIVATIONS[act] if act else 0)
+            call = PanelCall(kernels(dtype, self._form).linear, linear, self._inputs)
+            self._calls[dtype, act] = call
+        return call
 
     def _linear(self, dtype: torch.dtype, activation: int) -> _Linear:
         arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
@@ -292,8 +296,6 @@ class _Layer:
         in_features = _padded(self._inputs)
         grouped = panels.scale.shape[1] > 1
         long = arithmetic == INTEGERS_8 and not grouped
-        names = ("e4m3", "e2m1") if panels.floating else ("bytes", "nibbles")
-        name = names[panels.bits == 4]
         return _Linear(
             in_features=in_features,
             out_features=self.out_features // 2 if activation else self._columns,
@@ -308,9 +310,8 @@ class _Layer:
             zero=native.pointer(panels.zero),
             order=native.pointer(panels.order),
             offset=self._offset,
-            format=FORMATS.index(name),
             # Twice the numbers of 4 bits are integers.
-            arithmetic=FLOATS if name == "e4m3" else arithmetic,
+            arithmetic=FLOATS if self._form == "e4m3" else arithmetic,
         )
 
     def _unpacked(self) -> QuantizedWeight:
@@ -336,8 +337,10 @@ class _Layer:
         )
 
 
-def _best() -> int:
-    return int(kernels().best_instructions())
+@cache
+def best_instructions() -> str:
+    """Of :data:`INSTRUCTIONS`, the best this process may use."""
+    return INSTRUCTIONS[native.load(INSTRUCTIONS_SOURCE.file, {}).best_instructions()]
 
 
 def _padded(in_features: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import native
-from engine.native import INT32, INT64, POINTER, Function, NativeCall
+from engine.native import INT32, INT64, POINTER, Function, NativeCall, Source
 
 PANEL = 16
 """Outputs whose weights lie together."""
@@ -39,7 +38,7 @@ class PanelCall:
     """``y = x @ W.T (+ bias) (+ residual)``, or its gated form, as a call of one compiled function over one weight."""
 
     def __init__(self, function: Function, linear: PanelLinear, in_features: int) -> None:
-        """``function``: of :func:`load_linears`, for the dtype of ``x``. The tensors ``linear`` points to must outlive
+        """``function``: ``linear``, for the dtype of ``x``. The tensors ``linear`` points to must outlive
         the call. ``in_features``: without padding."""
         self._function = function
         self._linear = linear  # read by every call
@@ -64,12 +63,12 @@ class PanelCall:
         return y
 
 
-def load_linears(source: Path, *names: str) -> ctypes.CDLL:
-    """``source`` compiled; ``names``: its functions of a :class:`PanelCall`. Raises
+def load_linears(source: Source) -> ctypes.CDLL:
+    """``source`` compiled; ``linear`` is its function of a :class:`PanelCall`. Raises
     :class:`engine.native.NativeError`."""
     # The linear; rows; x and its stride; y and its stride; the residual.
     arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)  # as MOVES says
-    return native.load(source, dict.fromkeys(names, arguments))
+    return native.load(source.file, {"linear": arguments}, source.macros)
 
 
 def whole_pairs(out_features: int, gated: bool) -> int:
