@@ -256,4 +256,5 @@ def test_where_nothing_can_be_kept_rates_are_measured_with_a_warning(
     monkeypatch.setenv("XDG_CACHE_HOME", str(of_all))
     for rate in (1.0, 2.0):
         with pytest.warns(UserWarning, match="compiled and measured anew at every start"):
-            assert library_cache.rates(compiler, Source(write(tmp_path)), (), lambda rate=rate: {"one": rate}) == {"one": rate}
+            found = library_cache.rates(compiler, Source(write(tmp_path)), (), lambda rate=rate: {"one": rate})
+        assert found == {"one": rate}

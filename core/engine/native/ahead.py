@@ -1,7 +1,7 @@
 """Libraries that will be needed, compiled before they are asked for: all at once, while the process does other things.
 
-Nothing is loaded here: what is loaded before torch would bring an OpenMP library of its own. Nothing fails here, either:
-who asks for a library that could not be built is told why.
+Nothing is loaded here: what is loaded before torch would bring an OpenMP library of its own. Nothing fails here,
+either: who asks for a library that could not be built is told why.
 """
 
 from __future__ import annotations

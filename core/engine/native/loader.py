@@ -26,9 +26,10 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 def load(file: Path, functions: Mapping[str, tuple[Any, ...]], macros: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The library of a ``.cpp`` file, compiled now unless an earlier process did. Raises :class:`NativeError`.
 
-    ``macros``: ``NAME=VALUE`` each, to compile it with; ``functions``: argument types of the functions that are called and return nothing
-    (:class:`~engine.native.calls.Function`). Others take nothing and return an ``int``. Import torch first: its OpenMP
-    library is then the one the kernels use, so that there is one team of threads. A call releases the GIL.
+    ``macros``: ``NAME=VALUE`` each, to compile it with; ``functions``: argument types of the functions that are called
+    and return nothing (:class:`~engine.native.calls.Function`). Others take nothing and return an ``int``. Import torch
+    first: its OpenMP library is then the one the kernels use, so that there is one team of threads. A call releases the
+    GIL.
     """
     library = open_library(Source(file, macros))
     for name, arguments in functions.items():

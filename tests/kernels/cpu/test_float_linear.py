@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight
-from engine.kernels.cpu.linear import float_linear
+from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine.kernels.cpu.linear.panel_linear import interleaved, separated
 from engine.kernels.cpu.linear.sources import float_source, integer_source

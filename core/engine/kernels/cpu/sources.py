@@ -1,7 +1,7 @@
 """Which of the C++ between linear layers a graph needs. Imports no torch: it is compiled while that is imported.
 
-As :mod:`engine.kernels.cpu.sequences` and :mod:`engine.kernels.cpu.ops` choose kernels; what is missing here is compiled
-when it is loaded.
+As :mod:`engine.kernels.cpu.sequences` and :mod:`engine.kernels.cpu.ops` choose kernels. What is missing here is
+compiled when it is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAYER, ROW, ELEMENTWISE, HEAD, EXPERT, RECURRENT = (
     Source(Path(__file__).with_name(f"{name}.cpp"))
     for name in ("layer_ops", "row_ops", "elementwise", "head_ops", "expert_ops", "recurrent")
 )
-ALWAYS = (LAYER, ROW, CALLS)
+ALWAYS = (ROW, CALLS)
 NONE: tuple[Source, ...] = ()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -201,7 +200,9 @@ class CpuAttention:
     def most_splits(self, prepared: Prepared, op: Attention) -> int:
         """Into how many parts the keys of some of the step's queries are split between threads, at most."""
         most = ctypes.c_int64()
-        kernels(torch.float32, torch.float32).count_splits(ctypes.byref(prepared.step), ctypes.byref(self._op(op)), ctypes.byref(most))
+        kernels(torch.float32, torch.float32).count_splits(
+            ctypes.byref(prepared.step), ctypes.byref(self._op(op)), ctypes.byref(most)
+        )
         return most.value
 
     def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:

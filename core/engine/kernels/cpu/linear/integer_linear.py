@@ -29,8 +29,8 @@ from engine.kernels.cpu.linear.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine.kernels.cpu.linear.sources import format_of, integer_source
 from engine.kernels.cpu.linear.sources import INSTRUCTIONS as INSTRUCTIONS_SOURCE
+from engine.kernels.cpu.linear.sources import format_of, integer_source
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 
