@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 """Types of arguments."""
+THREAD_POOL = Path(__file__).with_name("thread_pool.cpp")
 ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 """``Activation`` of ``activations.h``, by the names of :data:`~engine.contracts.ops.Act`."""
 
@@ -40,6 +41,14 @@ def load(file: Path, functions: Mapping[str, tuple[Any, ...]], macros: tuple[str
 @cache
 def open_library(source: Source) -> ctypes.CDLL:
     """The library of ``source`` with its functions as ctypes has them. Raises :class:`NativeError`."""
+    library = _open(source)
+    if source != THREAD_POOL and hasattr(library, "thread_pool"):  # it includes thread_pool.h
+        functions = ctypes.c_char.in_dll(open_library(THREAD_POOL), "functions")
+        ctypes.c_void_p.in_dll(library, "thread_pool").value = ctypes.addressof(functions)
+    return library
+
+
+def _open(source: Path) -> ctypes.CDLL:
     compiler = _compiler(source)
     try:
         return from_memory(ahead.take(compiler, source) or library_cache.build(compiler, source), source.name)

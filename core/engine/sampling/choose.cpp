@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "thread_pool.h"
+
 namespace {
 
 constexpr uint32_t SAMPLE = 0;  // purpose of the noise, as in philox.py
@@ -111,10 +113,9 @@ int64_t choose_one(const Columns& of, int64_t row, int64_t position, const float
 extern "C" void choose_tokens(const Columns* columns, const int64_t* table_rows, const int64_t* positions,
                               int64_t offset, int64_t count, const float* logits, int64_t size, const int64_t* ids,
                               int64_t* tokens) {
-#pragma omp parallel for schedule(static) if (count > 1)
-    for (int64_t i = 0; i < count; i++) {
+    parallel_for(count, count > 1, [&](int64_t i) {
         const int64_t column =
             choose_one(*columns, table_rows[i], positions[i] + offset, logits + i * size, size, ids);
         tokens[i] = ids ? ids[column] : column;
-    }
+    });
 }

@@ -8,6 +8,7 @@
 
 #include "activations.h"
 #include "element.h"
+#include "thread_pool.h"
 
 // Mirrored by a ctypes structure.
 struct HeadNorms {
@@ -41,7 +42,7 @@ struct Elementwise {
 
 namespace {
 
-// A parallel region costs a few microseconds: below this many elements one thread is faster.
+// A job of several threads costs about a microsecond: below this many elements one thread is faster.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
 template <typename T>
@@ -63,13 +64,13 @@ void norm_head(const HeadNorms& n, const T* x, const float* weight, const float*
 template <typename T>
 void norm_heads(const HeadNorms& n, int64_t rows, const T* x, int64_t x_stride, T* y) {
     const int64_t width = n.heads * n.size;
-#pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
+    parallel_for(rows, rows * width >= PARALLEL_ELEMENTS, [&](int64_t row) {
         for (int64_t head = 0; head < n.heads; head++) {
             const int64_t at = n.by_head ? head * n.size : 0;
             norm_head(n, x + row * x_stride + head * n.size, n.weight + at, n.bias ? n.bias + at : nullptr,
                       y + row * width + head * n.size);
         }
+    });
 }
 
 template <typename T>
@@ -77,8 +78,7 @@ void rotate_heads(const Rotation& r, int64_t rows, const T* x, int64_t x_stride,
                   const float* sines, T* y) {
     const int64_t width = r.heads * r.head_dim;
     const int64_t step = r.interleaved ? 2 : 1, apart = r.interleaved ? 1 : r.half;
-#pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * width >= PARALLEL_ELEMENTS, [&](int64_t row) {
         const float *cosine = cosines + row * r.half, *sine = sines + row * r.half;
         for (int64_t head = 0; head < r.heads; head++) {
             const T* from = x + row * x_stride + head * r.head_dim;
@@ -92,7 +92,7 @@ void rotate_heads(const Rotation& r, int64_t rows, const T* x, int64_t x_stride,
                 to[i * step + apart] = narrow<T>(second * cosine[i] + first * sine[i]);
             }
         }
-    }
+    });
 }
 
 float activated(int64_t activation, float x) {
@@ -124,8 +124,7 @@ part combined(const Elementwise& e, part a, part b) {
 template <typename T>
 void combine(const Elementwise& e, int64_t rows, const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* y) {
     const int64_t left = e.size % PART_LANES, whole = e.size - left;
-#pragma omp parallel for schedule(static) if (rows * e.size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * e.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
         const T *first = a + row * a_stride, *second = b + row * b_stride;
         T* out = y + row * e.size;
         const part one = e.kind == GATE_ALL ? broadcast_part(widen(*second)) : broadcast_part(0.0f);
@@ -137,18 +136,17 @@ void combine(const Elementwise& e, int64_t rows, const T* a, int64_t a_stride, c
         if (reads) std::copy_n(second + whole, left, last[1]);
         narrow_part(last[2], combined(e, widen_part(last[0]), reads ? widen_part(last[1]) : one));
         std::copy_n(last[2], left, out + whole);
-    }
+    });
 }
 
 template <typename T>
 void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t x_stride, const int64_t* positions,
                        T* y) {
-#pragma omp parallel for schedule(static) if (rows * p.size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * p.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
         const float factor = 1.0f + p.beta * std::log1p(static_cast<float>((positions[row] + p.offset) / p.length));
 #pragma omp simd
         for (int64_t i = 0; i < p.size; i++) y[row * p.size + i] = narrow<T>(widen(x[row * x_stride + i]) * factor);
-    }
+    });
 }
 
 // v: null where values are a part of keys.

@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <limits>
 
-#include <omp.h>
-
 #include "activations.h"
 #include "element.h"
+#include "thread_pool.h"
 #include "thread_scratch.h"
 
 // Mirrored by a ctypes structure.
@@ -32,7 +31,7 @@ namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 constexpr float SMALLEST_SUM = 1e-20f;
-// A parallel region costs a few microseconds: with less work than this one thread is faster.
+// A job of several threads costs about a microsecond: with less work than this one thread is faster.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 16, PARALLEL_ELEMENTS = 1 << 15;
 constexpr int64_t TILE = 4;  // tokens and experts whose products are summed together
 
@@ -99,23 +98,20 @@ void score_tile(const Choice& c, const T* x, int64_t x_stride, int64_t expert, f
 // room: [rows][c.room()], of which scores of experts come first
 template <typename T>
 void score(const Choice& c, int64_t rows, const T* x, int64_t x_stride, float* room) {
-#pragma omp parallel for collapse(2) schedule(static) if (rows * c.num_experts * c.in_features >= PARALLEL_PRODUCTS)
-    for (int64_t row = 0; row < rows; row += TILE)
-        for (int64_t expert = 0; expert < c.num_experts; expert += TILE) {
-            const T* in = x + row * x_stride;
-            float* scores = room + row * c.room() + expert;
-            const int64_t height = std::min(TILE, rows - row), width = std::min(TILE, c.num_experts - expert);
-            if (height == TILE && width == TILE) {
-                score_tile<TILE, TILE>(c, in, x_stride, expert, scores);
-                continue;
-            }
-            for (int64_t r = 0; r < height; r++)
-                if (width == TILE)
-                    score_tile<1, TILE>(c, in + r * x_stride, x_stride, expert, scores + r * c.room());
-                else
-                    for (int64_t e = 0; e < width; e++)
-                        score_tile<1, 1>(c, in + r * x_stride, x_stride, expert + e, scores + r * c.room() + e);
-        }
+    const int64_t across = (c.num_experts + TILE - 1) / TILE, tiles = (rows + TILE - 1) / TILE * across;
+    parallel_for(tiles, rows * c.num_experts * c.in_features >= PARALLEL_PRODUCTS, [&](int64_t tile) {
+        const int64_t row = tile / across * TILE, expert = tile % across * TILE;
+        const T* in = x + row * x_stride;
+        float* scores = room + row * c.room() + expert;
+        const int64_t height = std::min(TILE, rows - row), width = std::min(TILE, c.num_experts - expert);
+        if (height == TILE && width == TILE) return score_tile<TILE, TILE>(c, in, x_stride, expert, scores);
+        for (int64_t r = 0; r < height; r++)
+            if (width == TILE)
+                score_tile<1, TILE>(c, in + r * x_stride, x_stride, expert, scores + r * c.room());
+            else
+                for (int64_t e = 0; e < width; e++)
+                    score_tile<1, 1>(c, in + r * x_stride, x_stride, expert + e, scores + r * c.room() + e);
+    });
 }
 
 // scores: [c.room()]
@@ -145,9 +141,9 @@ template <typename T>
 void choose_experts(const Choice& c, int64_t rows, const T* x, int64_t x_stride, int64_t* ids, float* weights,
                     float* room) {
     score(c, rows, x, x_stride, room);
-#pragma omp parallel for schedule(static) if (rows * c.num_experts * c.top_k >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
+    parallel_for(rows, rows * c.num_experts * c.top_k >= PARALLEL_ELEMENTS, [&](int64_t row) {
         choose(c, room + row * c.room(), ids + row * c.top_k, weights + row * c.top_k);
+    });
 }
 
 using Function = void (*)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
@@ -252,11 +248,8 @@ public:
         auto* shares = static_cast<Share*>(memory.take(sizeof(Share) * (m_.num_experts + pairs_ / MOST_ROWS + 1)));
         const int64_t count = divide(m_, pairs_, ids, order_, shares);
         placed_ = count > 0 ? shares[count - 1].end : 0;
-        const int64_t threads = omp_get_max_threads(), alone = count - count % threads;
-        if (threads > 1 && alone > 0) {
-#pragma omp parallel for schedule(dynamic, 1)
-            for (int64_t i = 0; i < alone; i++) compute(shares[i]);
-        }
+        const int64_t threads = thread_pool->threads(), alone = count - count % threads;
+        if (threads > 1) parallel_for(alone, true, [&](int64_t i) { compute(shares[i]); }, 1);
         for (int64_t i = threads > 1 ? alone : 0; i < count; i++) compute(shares[i]);
     }
 
@@ -265,13 +258,12 @@ public:
         int32_t* places = order_ + pairs_;
         std::fill_n(places, pairs_, -1);
         for (int64_t place = 0; place < placed_; place++) places[order_[place]] = static_cast<int32_t>(place);
-#pragma omp parallel for schedule(static) if (pairs_ * m_.out_features >= PARALLEL_ELEMENTS)
-        for (int64_t row = 0; row < rows; row++) {
+        parallel_for(rows, pairs_ * m_.out_features >= PARALLEL_ELEMENTS, [&](int64_t row) {
             int32_t* mine = places + row * m_.top_k;
             std::sort(mine, mine + m_.top_k);
             for (int64_t begin = 0; begin < m_.out_features; begin += COLUMNS)
                 add_columns(row, mine, begin, std::min(COLUMNS, m_.out_features - begin), residual, y);
-        }
+        });
     }
 
 private:

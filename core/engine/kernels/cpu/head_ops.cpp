@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "element.h"
+#include "thread_pool.h"
 #include "thread_scratch.h"
 #include "vectors.h"
 
@@ -25,17 +26,17 @@ struct HeadProduct {
 
 namespace {
 
-// A parallel region costs a few microseconds: with less work than this one thread is faster.
+// A job of several threads costs about a microsecond: with less work than this one thread is faster.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 constexpr int64_t PREFETCH = 2048;  // bytes; the hardware prefetcher stops at every page
 
 template <typename T>
 void copy_heads(const HeadCopy& c, int64_t rows, const T* x, int64_t x_stride, T* y, int64_t y_stride) {
-#pragma omp parallel for schedule(static) if (rows * c.heads * c.size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
+    parallel_for(rows, rows * c.heads * c.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
         for (int64_t head = 0; head < c.heads; head++)
             std::copy_n(x + row * x_stride + head * c.from_dim + c.from_at, c.size,
                         y + row * y_stride + head * c.to_dim + c.to_at);
+    });
 }
 
 template <typename T>
@@ -79,8 +80,7 @@ void multiply_columns(const HeadProduct& p, const T* weights, const float* x, fl
 template <typename T>
 void multiply_heads(const HeadProduct& p, int64_t rows, const T* x, int64_t x_stride, T* y) {
     const int64_t in = p.transposed ? p.chosen : p.features, out = p.transposed ? p.features : p.chosen;
-#pragma omp parallel for schedule(static) if (p.heads * p.chosen * p.features >= PARALLEL_ELEMENTS)
-    for (int64_t head = 0; head < p.heads; head++) {
+    parallel_for(p.heads, p.heads * p.chosen * p.features >= PARALLEL_ELEMENTS, [&](int64_t head) {
         static thread_local Scratch memory;
         float* wide = static_cast<float*>(memory.take(sizeof(float) * (p.chosen + 2 * p.features)));
         const T* weights = static_cast<const T*>(p.weights) + head * p.next;
@@ -93,7 +93,7 @@ void multiply_heads(const HeadProduct& p, int64_t rows, const T* x, int64_t x_st
             else
                 multiply_rows(p, weights, wide, to);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "activations.h"
 #include "element.h"
+#include "thread_pool.h"
 
 // RMSNorm over rows; mirrored by a ctypes structure.
 struct RowNorm {
@@ -18,7 +19,7 @@ struct RowNorm {
 
 namespace {
 
-// A parallel region costs a few microseconds: below this many elements one thread is faster.
+// A job of several threads costs about a microsecond: below this many elements one thread is faster.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
 template <typename T>
@@ -41,9 +42,9 @@ void normalise(const T* x, const float* weight, float eps, int64_t size, T* y) {
 
 template <typename T>
 void rms_norm(const RowNorm& norm, int64_t rows, const T* x, int64_t x_stride, T* y) {
-#pragma omp parallel for schedule(static) if (rows * norm.size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
+    parallel_for(rows, rows * norm.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
         normalise(x + row * x_stride, norm.weight, norm.eps, norm.size, y + row * norm.size);
+    });
 }
 
 // Pairs (x[i], x[i + half]) turn by the angle whose cosine and sine are given.
@@ -94,15 +95,14 @@ void rotate_and_write(const Heads& shape, int64_t tokens, T* qkv, const float* c
                       const int64_t* slots, T* keys, T* values) {
     const int64_t kv_size = shape.num_kv_heads * shape.head_dim, q_size = shape.num_heads * shape.head_dim;
     const int64_t row_size = q_size + 2 * kv_size;
-#pragma omp parallel for schedule(static) if (tokens * row_size >= PARALLEL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; token++) {
+    parallel_for(tokens, tokens * row_size >= PARALLEL_ELEMENTS, [&](int64_t token) {
         T* row = qkv + token * row_size;
         const int64_t angle = token * shape.rotary_half;
         norm_and_rotate<T>(shape, {row, cosines + angle, sines + angle});
-        if (keys == nullptr) continue;
+        if (keys == nullptr) return;
         std::copy_n(row + q_size, kv_size, keys + slots[token] * kv_size);
         std::copy_n(row + q_size + kv_size, kv_size, values + slots[token] * kv_size);
-    }
+    });
 }
 
 template <typename T>
@@ -114,8 +114,7 @@ void gate_part(Activation activation, const T* gate, const T* up, T* y) {
 template <typename T>
 void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {
     const int64_t left = size % PART_LANES, whole = size - left;
-#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * size >= PARALLEL_ELEMENTS, [&](int64_t row) {
         const T *gate = gate_up + row * 2 * size, *up = gate + size;
         T* out = y + row * size;
         for (int64_t i = 0; i < whole; i += PART_LANES) gate_part(activation, gate + i, up + i, out + i);
@@ -124,7 +123,7 @@ void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation a
         std::copy_n(up + whole, left, last[1]);
         gate_part(activation, last[0], last[1], last[2]);
         std::copy_n(last[2], left, out + whole);
-    }
+    });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "activations.h"
 #include "element.h"
+#include "thread_pool.h"
 
 // Features of one input of a convolution; mirrored by a ctypes structure.
 struct Convolution {
@@ -96,11 +97,11 @@ template <typename T>
 void short_conv(const Convolution& c, const Rows& rows, const T* x, int64_t x_stride, float* y) {
     constexpr int64_t STRIPE = 256;
     const int64_t stripes = (c.features + STRIPE - 1) / STRIPE;
-#pragma omp parallel for schedule(static) if (rows.tokens() * c.features >= PARALLEL_ELEMENTS)
-    for (int64_t stripe = 0; stripe < stripes; stripe++)
+    parallel_for(stripes, rows.tokens() * c.features >= PARALLEL_ELEMENTS, [&](int64_t stripe) {
         for (int64_t row = 0; row < rows.count; row++)
             convolve(c, rows, row, stripe * STRIPE, std::min((stripe + 1) * STRIPE, c.features),
                      x + rows.q_starts[row] * x_stride, x_stride, y + rows.q_starts[row] * c.out_stride);
+    });
 }
 
 // -> y [rows][strengths of all heads, logarithms of decays of all heads]
@@ -299,10 +300,8 @@ void one_row(const DeltaRule& r, const Rows& rows, int64_t row, int64_t key_head
 template <typename T>
 void delta_rule(const DeltaRule& r, const Rows& rows, const float* qkv, const float* gates, T* y) {
     const bool large = rows.tokens() * r.values() * r.key_dim >= PARALLEL_ELEMENTS;
-#pragma omp parallel for collapse(2) schedule(dynamic) if (large)
-    for (int64_t row = 0; row < rows.count; row++)
-        for (int64_t key_head = 0; key_head < r.key_heads; key_head++)
-            one_row(r, rows, row, key_head, qkv, gates, y);
+    const auto one = [&](int64_t i) { one_row(r, rows, i / r.key_heads, i % r.key_heads, qkv, gates, y); };
+    parallel_for(rows.count * r.key_heads, large, one, 1);
 }
 
 }  // namespace

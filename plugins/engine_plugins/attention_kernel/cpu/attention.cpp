@@ -8,7 +8,7 @@ extern "C" int can_use_amx() noexcept { return request_amx(); }
 // Into how many parts the keys of some columns are split, at most; for tests.
 extern "C" void count_splits(const Step* step, const Op* op, int64_t* most) noexcept {
     *most = 0;
-    for (const Task& task : make_plan({*step, *op}, omp_get_max_threads()).tasks)
+    for (const Task& task : make_plan({*step, *op}, thread_pool->threads()).tasks)
         *most = std::max(*most, task.num_splits);
 }
 

@@ -16,10 +16,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include <omp.h>
-
 #include "amx.h"
 #include "element.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 #include "stored.h"
@@ -33,7 +32,7 @@
 
 namespace {
 
-// Keys times strips times dims. A parallel region costs a few microseconds: with less to do one thread is faster.
+// Keys times strips times dims. A job of several threads costs about a microsecond: with less to do one thread is faster.
 constexpr int64_t PARALLEL_WORK = 1 << 16;
 
 StripState state_of(const Shape& shape, float* states, int64_t strip) {
@@ -162,16 +161,15 @@ void merge(const Call<T>& call, const Task* first) {
 template <class Products, class CallType>
 void run(const CallType& call) {
     using FewColumns = FewColumnProducts<typename CallType::Element, typename CallType::Stored>;
-    Plan plan = make_plan(call, omp_get_max_threads());
+    Plan plan = make_plan(call, thread_pool->threads());
     const int64_t num_tasks = plan.tasks.size();
     place_states(call, plan, splits_arena().reserve(plan.state_floats));
-#pragma omp parallel if (num_tasks > 1 && plan.work >= PARALLEL_WORK)
-    {
+    const bool worth = plan.work >= PARALLEL_WORK;
+    parallel(num_tasks, 1, worth, [&](Pieces& pieces) {
         Scratch scratch(scratch_arena(), plan.most_strips, call.dims());
         [[maybe_unused]] const typename Products::Session session;
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < num_tasks; i++) {
-            const Task& task = plan.tasks[i];
+        while (pieces.take()) {
+            const Task& task = plan.tasks[pieces.first];
             float* states = task.states != nullptr ? task.states : scratch.states;
             if (FewColumns::suits(call, task, Products::FEW_COLUMNS))
                 run_task<FewColumns>(call, task, scratch, states);
@@ -179,12 +177,11 @@ void run(const CallType& call) {
                 run_task<Products>(call, task, scratch, states);
             if (task.states == nullptr) finish(call, task, states);
         }
-        if (plan.state_floats > 0) {
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < num_tasks; i++)
-                if (plan.tasks[i].num_splits > 1 && plan.tasks[i].split == 0) merge(call, &plan.tasks[i]);
-        }
-    }
+    });
+    if (plan.state_floats == 0) return;
+    parallel_for(num_tasks, worth, [&](int64_t i) {
+        if (plan.tasks[i].num_splits > 1 && plan.tasks[i].split == 0) merge(call, &plan.tasks[i]);
+    });
 }
 
 template <typename S>

@@ -16,6 +16,9 @@ struct RowShape {
 
 inline int64_t stretches(const RowShape& shape) { return (shape.padded + shape.stretch - 1) / shape.stretch; }
 
+// Widening so many elements takes some ten microseconds: below it one thread is faster.
+constexpr int64_t PARALLEL_WIDENED = 1 << 15;
+
 // to: [padded]
 template <typename T>
 void widen_row(const RowShape& shape, const T* x, float* to) {
@@ -28,6 +31,23 @@ void widen_row(const RowShape& shape, const T* x, float* to) {
     std::fill(to + shape.inputs, to + shape.padded, 0.0f);
 }
 
+// [padded] of this thread. Not in a template, or a thread would have one for every kind of rows.
+inline float* thread_row(const RowShape& shape) {
+    thread_local Scratch scratch;
+    return static_cast<float*>(scratch.take(sizeof(float) * shape.padded));
+}
+
+// prepare(row, wide) for the rows first .. last - 1. wide: [padded], to compute in.
+template <typename Prepare>
+void prepare_rows(const RowShape& shape, int64_t first, int64_t last, const Prepare& prepare) {
+    const int64_t rows = last - first;
+    parallel(rows, rows, rows * shape.padded >= PARALLEL_WIDENED, [&](Pieces& pieces) {
+        float* wide = thread_row(shape);
+        while (pieces.take())
+            for (int64_t row = first + pieces.first; row < first + pieces.last; row++) prepare(row, wide);
+    });
+}
+
 // float32, as they are.
 class FloatRows {
 public:
@@ -37,17 +57,13 @@ public:
         values_ = static_cast<float*>(scratch.take(sizeof(float) * stretches(shape) * shape.stretch * rows));
     }
 
-    // All threads of a team together. Implies a barrier.
     template <typename C>
     void prepare(const C& call, int64_t first, int64_t last) {
-        thread_local Scratch scratch;
-        float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-#pragma omp for
-        for (int64_t row = first; row < last; row++) {
+        prepare_rows(shape_, first, last, [&](int64_t row, float* wide) {
             widen_row(shape_, call.x + row * call.x_stride, wide);
             for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
                 std::copy_n(wide + begin, std::min(shape_.stretch, shape_.padded - begin), at(row - first, begin));
-        }
+        });
     }
 
     // Inputs begin .. of a row of the group; rows are `stretch` elements apart.

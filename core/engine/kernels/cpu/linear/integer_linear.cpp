@@ -105,7 +105,7 @@ struct Layer {
 
 constexpr int64_t CACHED = 512;  // inputs of a pair of panels that stay in the first-level cache
 
-// What all kernels have: the rows of x of a group, prepared by the team.
+// What all kernels have: the rows of x of a group, prepared.
 template <typename Format, typename Rows, typename T>
 struct Prepared : FloatSums {
     using ThisCall = Call<Linear, T>;
@@ -116,19 +116,15 @@ struct Prepared : FloatSums {
                    rows, call.linear.arithmetic == INTEGERS_8) {}
     };
 
-    Prepared(const ThisCall& call, Inputs& inputs) : call(call), layer{call.linear}, x(inputs) {}
-
-    void prepare(int64_t group_first, int64_t group_last) {
-        first = group_first;
-        x.prepare(call, group_first, group_last);
-    }
+    Prepared(const ThisCall& call, const Inputs& inputs, int64_t first)
+        : call(call), layer{call.linear}, x(inputs), first(first) {}
 
     int64_t stretch() const { return CACHED / call.linear.stretch * call.linear.stretch; }
 
     const ThisCall& call;
     Layer<Format> layer;
-    Inputs& x;
-    int64_t first = 0;  // row of the group
+    const Inputs& x;
+    const int64_t first;  // row of the group
 };
 
 // Kernel: FloatKernel, IntegerKernel or WideKernel.

@@ -23,19 +23,15 @@ public:
         totals_ = static_cast<int32_t*>(totals.take(sizeof(int32_t) * count));
     }
 
-    // All threads of a team together. Implies a barrier.
     template <typename C>
     void prepare(const C& call, int64_t first, int64_t last) {
-        thread_local Scratch scratch;
-        float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-#pragma omp for
-        for (int64_t row = first; row < last; row++) {
+        prepare_rows(shape_, first, last, [&](int64_t row, float* wide) {
             widen_row(shape_, call.x + row * call.x_stride, wide);
             if (byte_levels_)
                 round_row(wide, row - first);
             else
                 round_stretches(wide, row - first);
-        }
+        });
     }
 
     const int16_t* at(int64_t row, int64_t begin) const { return values_ + index(row, begin) * shape_.stretch; }

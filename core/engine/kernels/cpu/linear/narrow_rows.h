@@ -23,19 +23,12 @@ public:
         row_totals_ = static_cast<int32_t*>(row_totals.take(sizeof(int32_t) * rows));
     }
 
-    // All threads of a team together. Implies a barrier.
     template <typename C>
     void prepare(const C& call, int64_t first, int64_t last) {
-        thread_local Scratch scratch;
-        float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-#pragma omp for
-        for (int64_t row = first; row < last; row++) {
+        prepare_rows(shape_, first, last, [&](int64_t row, float* wide) {
             const auto* x = call.x + row * call.x_stride;
             if constexpr (std::is_same_v<decltype(x), const Element*>) {
-                if (shape_.order == nullptr) {
-                    copy(x, row - first);
-                    continue;
-                }
+                if (shape_.order == nullptr) return copy(x, row - first);
             }
             widen_row(shape_, x, wide);
             if (BYTES) steps_[row - first] = round(wide);
@@ -43,7 +36,7 @@ public:
             for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
                 total += store(wide, row - first, begin);
             row_totals_[row - first] = total;
-        }
+        });
     }
 
     const Element* at(int64_t row, int64_t begin) const { return values_ + index(row, begin) * shape_.stretch; }

@@ -4,14 +4,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <tuple>
-#include <utility>
 
-#include <omp.h>
 
 #include "activations.h"
+#include "thread_pool.h"
 #include "thread_scratch.h"
 #include "vectors.h"
 
@@ -75,9 +72,9 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
 }
 
 // A kernel adds the products of some inputs to the sums [rows][32] of one pair of panels. Each thread has one:
-//     typename Inputs                    what the team shares: Inputs(call, rows of a group)
-//     Kernel(call, inputs)
-//     void prepare(first, last)          turns rows of x into what is multiplied; all threads together, then a barrier
+//     typename Inputs                    what threads share: Inputs(call, rows of a group)
+//     void Inputs::prepare(call, first, last)      turns the rows of a group into what is multiplied
+//     Kernel(call, inputs, first)        first: row of the group
 //     int64_t block(rows)                how many of the rows that are left to take next, at most BLOCK_ROWS
 //     int64_t stretch()                  inputs to take at a time where there are more rows than BLOCK_ROWS
 //     void add_products(row, rows, pair, begin, end, sums)       row: of the call; where `begin` is 0, sums are set
@@ -95,6 +92,8 @@ struct FloatSums {
 struct Unprepared {
     template <typename C>
     Unprepared(const C&, int64_t) {}
+    template <typename C>
+    static void prepare(const C&, int64_t, int64_t) {}
 };
 
 // Two blocks of about the same size rather than a full one and a small one.
@@ -127,26 +126,6 @@ void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, 
     }
 }
 
-// Pairs of panels that threads take as they come: a thread that others keep from its core takes fewer. Large turns at
-// first, small ones at the end, so that all threads end together.
-class Turns {
-public:
-    Turns(int64_t pairs, int64_t threads) : pairs_(pairs), threads_(threads) {}
-
-    // [first, last); empty when all are taken
-    std::pair<int64_t, int64_t> take() {
-        int64_t first = next_.load(std::memory_order_relaxed), count;
-        do {
-            count = std::clamp<int64_t>((pairs_ - first) / (2 * threads_), 1, GROUP_PAIRS);
-        } while (first < pairs_ && !next_.compare_exchange_weak(first, first + count, std::memory_order_relaxed));
-        return {first, std::min(pairs_, first + count)};
-    }
-
-private:
-    const int64_t pairs_, threads_;
-    std::atomic<int64_t> next_{0};
-};
-
 // [GROUP_PAIRS][rows][32] of this thread. Not in a template, or a thread would have one for every kernel.
 inline float* thread_sums(int64_t rows) {
     thread_local Scratch scratch;
@@ -155,19 +134,15 @@ inline float* thread_sums(int64_t rows) {
 
 template <typename Kernel, typename C>
 void multiply(const C& call) {
-    const int64_t pairs = call.pairs();
     typename Kernel::Inputs inputs(call, std::min(GROUP_ROWS, call.rows));
     for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
         const int64_t last = std::min(call.rows, first + GROUP_ROWS);
-        Turns turns(pairs, omp_get_max_threads());
-#pragma omp parallel
-        {
+        inputs.prepare(call, first, last);
+        parallel(call.pairs(), GROUP_PAIRS, true, [&](Pieces& pieces) {
             float* sums = thread_sums(last - first);
-            Kernel kernel(call, inputs);
-            kernel.prepare(first, last);
-            for (auto [pair, end] = turns.take(); pair < end; std::tie(pair, end) = turns.take())
-                multiply_group(call, kernel, first, last, pair, end, sums);
-        }
+            Kernel kernel(call, inputs, first);
+            while (pieces.take()) multiply_group(call, kernel, first, last, pieces.first, pieces.last, sums);
+        });
     }
 }
 
