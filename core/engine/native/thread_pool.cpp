@@ -13,9 +13,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 namespace {
 
@@ -62,6 +65,111 @@ void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
 
 void wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 
+// How long jobs took with so many threads.
+class Times {
+public:
+    void add(uint64_t kind, int64_t threads, int64_t ns) {
+        Entry& entry = at(kind, threads);
+        if (entry.kind != kind || entry.threads != threads) entry = {kind, threads, 0, 0.0f};
+        entry.count = std::min(entry.count + 1, LATEST);
+        entry.mean += (ns - entry.mean) / entry.count;
+    }
+
+    // Negative: not known.
+    float expected(uint64_t kind, int64_t threads) {
+        const Entry& entry = at(kind, threads);
+        return entry.kind == kind && entry.threads == threads ? entry.mean : -1.0f;
+    }
+
+private:
+    static constexpr int LATEST = 64;  // jobs that count
+    static constexpr int64_t KINDS = 64, SETTINGS = 4;
+
+    struct Entry {
+        uint64_t kind = 0;
+        int64_t threads = 0;
+        int count = 0;
+        float mean = 0.0f;
+    };
+
+    // Neighbouring numbers of threads never share an entry.
+    Entry& at(uint64_t kind, int64_t threads) { return entries_[kind % KINDS][threads % SETTINGS]; }
+
+    Entry entries_[KINDS][SETTINGS];
+};
+
+// How many threads to use while others take cores: one more or one fewer is tried for some milliseconds, and kept where
+// the same jobs take less time. Fewer are tried after time was lost: for which the owner of a team waited for a worker
+// longer than a piece takes, or had no core itself. More are tried now and then.
+class Share {
+public:
+    int64_t threads(int64_t wanted) {
+        if (wanted != wanted_) {
+            *this = {};
+            wanted_ = uses_ = wanted;
+        }
+        return uses_ + step_;
+    }
+
+    // After a job. Times in ns.
+    void count(uint64_t kind, int64_t took, int64_t lost, int64_t now) {
+        times_.add(kind, uses_ + step_, took);
+        if (step_ != 0) return go_on(kind, took, now);
+        since_look_ += took;
+        if (since_look_ >= LOOK) {
+            since_look_ = 0;
+            lost += without_core();
+        }
+        lost_ = std::max<int64_t>(0, lost_ + lost - took / TOLERATED);
+        if (lost_ > MOST_LOST && uses_ > 1 && now >= fewer_from_) begin(-1);
+        else if (uses_ < wanted_ && now >= more_from_) begin(1);
+    }
+
+private:
+    static constexpr int64_t TOLERATED = 16;         // one part in so many of a job's time may be lost
+    static constexpr int64_t MOST_LOST = 4'000'000;  // and so much at once: a turn of another process on a core
+    static constexpr int64_t LOOK = 4'000'000, TRIAL = 20'000'000;
+    static constexpr int64_t SHORTEST_REST = 100'000'000, LONGEST_REST = 1'600'000'000;
+
+    void begin(int64_t step) { step_ = step, tried_ = expected_ = 0; }
+
+    void go_on(uint64_t kind, int64_t took, int64_t now) {
+        const float expected = times_.expected(kind, uses_);
+        tried_ += took;
+        if (expected >= 0.0f) expected_ += static_cast<int64_t>(expected) - took;
+        if (tried_ < TRIAL && expected_ > -MOST_LOST) return;
+        const bool better = expected_ > 0;
+        int64_t& rest = step_ < 0 ? fewer_rest_ : more_rest_;
+        rest = better ? SHORTEST_REST : std::min(2 * rest, LONGEST_REST);
+        if (better) uses_ += step_;
+        (step_ < 0 && !better ? fewer_from_ : more_from_) = now + rest;
+        step_ = lost_ = 0;
+        without_core();
+    }
+
+    // For how long this thread was ready to run and did not since the last call. 0 where the kernel does not say.
+    int64_t without_core() {
+        const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+        if (file < 0) return 0;
+        char text[64];
+        const ssize_t length = read(file, text, sizeof text - 1);
+        close(file);
+        text[std::max<ssize_t>(0, length)] = 0;
+        long long ran, waited = waited_;
+        sscanf(text, "%lld %lld", &ran, &waited);
+        return waited - std::exchange(waited_, waited);
+    }
+
+    int64_t wanted_ = 0, uses_ = 0;
+    int64_t step_ = 0;      // more threads on trial
+    int64_t tried_ = 0;     // for how long
+    int64_t expected_ = 0;  // how much longer the same jobs would have taken without
+    int64_t lost_ = 0;      // and not yet made up for
+    int64_t fewer_rest_ = SHORTEST_REST, more_rest_ = SHORTEST_REST, fewer_from_ = 0, more_from_ = 0;
+    int64_t since_look_ = 0, waited_ = 0;
+    Times times_;
+};
+
 std::atomic<uint32_t> forks{0};  // of this process's ancestors: a child has none of its parent's threads
 
 thread_local bool computes = false;  // within a job
@@ -86,12 +194,14 @@ struct Team {
     alignas(64) std::atomic<bool> ends{false};
     std::unique_ptr<Worker[]> workers;
     int64_t num_workers = 0, wanted_workers = 0;
+    Share share;
     uint32_t born = forks.load();
 
     ~Team() { end(); }
 
-    void run(int64_t count, int64_t largest, Body job, const void* with, int64_t num_threads) {
-        if (num_threads - 1 > wanted_workers || born != forks.load(std::memory_order_relaxed)) start(num_threads - 1);
+    void run(int64_t count, int64_t largest, uint64_t kind, Body job, const void* with, int64_t wanted) {
+        if (wanted - 1 > wanted_workers || born != forks.load(std::memory_order_relaxed)) start(wanted - 1);
+        const int64_t began = now_ns(), num_threads = share.threads(wanted);
         units.store(count, std::memory_order_relaxed);
         most.store(largest, std::memory_order_relaxed);
         threads.store(num_threads, std::memory_order_relaxed);
@@ -101,11 +211,12 @@ struct Team {
         const uint64_t number = (left.load(std::memory_order_relaxed) >> UNIT_BITS) + 1;
         left.store(number << UNIT_BITS | count);  // in one order with `asleep`: a worker sees this, or this sees it asleep
         wake_some();
-        wait_for(count - compute());
+        const Pieces mine = compute();
+        wait_for(count - mine.computed_, kind, began, mine.taken_);
     }
 
-    // Take a piece. Sets `first` and `last`.
-    bool take(int64_t& first, int64_t& last) {
+    // Take a piece.
+    bool take(Pieces& pieces) {
         uint64_t seen = left.load(std::memory_order_acquire);
         for (;;) {
             const int64_t there = seen & MOST_UNITS;
@@ -114,31 +225,29 @@ struct Team {
             const int64_t largest = most.load(std::memory_order_relaxed), all = units.load(std::memory_order_relaxed);
             const int64_t count = std::clamp<int64_t>(there / parts, 1, std::max<int64_t>(1, largest));
             if (left.compare_exchange_weak(seen, seen - count, std::memory_order_acq_rel, std::memory_order_acquire)) {
-                first = all - there, last = first + count;
+                pieces.first = all - there, pieces.last = pieces.first + count;
+                pieces.taken_++;
                 return true;
             }
         }
     }
 
-    // As much as this thread gets; returns how many units.
-    int64_t compute() {
-        int64_t first, last;
-        if (!take(first, last)) return 0;
-        Pieces pieces(*this, first, last);
-        computes = true;
-        body.load(std::memory_order_relaxed)(context.load(std::memory_order_relaxed), pieces);
-        computes = false;
-        return pieces.computed_;
+    // As much as this thread gets.
+    Pieces compute() {
+        Pieces pieces(*this);
+        if (take(pieces)) {
+            computes = true;
+            body.load(std::memory_order_relaxed)(context.load(std::memory_order_relaxed), pieces);
+            computes = false;
+        }
+        return pieces;
     }
 
     static bool take_next(Pieces& pieces) {
-        if (pieces.has_taken_) {
-            pieces.has_taken_ = false;
-            return true;
-        }
+        if (std::exchange(pieces.is_new_, false)) return true;
         pieces.computed_ += pieces.last - pieces.first;
         pieces.first = pieces.last;
-        return pieces.team_->take(pieces.first, pieces.last);
+        return pieces.team_->take(pieces);
     }
 
     bool has_work(int64_t index) const {
@@ -155,12 +264,20 @@ struct Team {
             }
     }
 
-    // Until workers have computed so many units.
-    void wait_for(uint32_t count) {
+    // Until workers have computed so many units. Of the job: when it began, and how many pieces this thread had.
+    void wait_for(uint32_t count, uint64_t kind, int64_t began, int64_t pieces) {
         const auto is_over = [&] { return computed.load(std::memory_order_acquire) == count; };
-        if (is_over()) return;
         const int64_t since = now_ns();
-        if (comes_soon(since, is_over)) return;
+        int64_t ended = since;
+        if (!is_over()) {
+            if (!comes_soon(since, is_over)) sleep_until(count);
+            ended = now_ns();
+        }
+        const int64_t piece = (since - began) / std::max<int64_t>(1, pieces);
+        share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece), ended);
+    }
+
+    void sleep_until(uint32_t count) {
         for (;;) {
             const uint32_t seen = computed.fetch_or(SLEEPS) | SLEEPS;
             if ((seen & ~SLEEPS) == count) return;
@@ -171,7 +288,7 @@ struct Team {
     void work(Worker& self) {
         const auto is_needed = [&] { return has_work(self.index) || ends.load(std::memory_order_relaxed); };
         while (!ends.load(std::memory_order_relaxed)) {
-            if (const int64_t count = has_work(self.index) ? compute() : 0; count > 0) {
+            if (const int64_t count = has_work(self.index) ? compute().computed_ : 0; count > 0) {
                 if (computed.fetch_add(count, std::memory_order_acq_rel) & SLEEPS) wake(computed);
             }
             if (comes_soon(now_ns(), is_needed)) continue;
@@ -235,8 +352,15 @@ Team& own_team() {
 
 int64_t num_threads() { return computes ? 1 : omp_get_max_threads(); }
 
-void run(int64_t units, int64_t most, Body body, const void* context) {
-    own_team().run(units, most, body, context, num_threads());
+// Of jobs that take about as long: work counts by eighths of a power of two, as that of attention grows with each token.
+uint64_t kind_of(Body body, uint64_t work) {
+    const int exponent = 63 - __builtin_clzll(work | 8);
+    const uint64_t rounded = work >> (exponent - 3) | static_cast<uint64_t>(exponent) << 4;
+    return (reinterpret_cast<uint64_t>(body) + rounded) * 0x9E3779B97F4A7C15u >> 8;
+}
+
+void run(int64_t units, int64_t most, int64_t work, Body body, const void* context) {
+    own_team().run(units, most, kind_of(body, work), body, context, num_threads());
 }
 
 bool take(Pieces& pieces) { return Team::take_next(pieces); }

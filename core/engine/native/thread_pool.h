@@ -12,6 +12,9 @@
 
 struct Team;
 
+// Elements that are computed or multiplied. To share a job costs about a microsecond: with less to do one thread is
+// faster.
+constexpr int64_t LEAST_WORK = 1 << 15;
 constexpr int UNIT_BITS = 28;
 constexpr int64_t MOST_UNITS = (int64_t{1} << UNIT_BITS) - 1;  // of a job
 
@@ -22,8 +25,8 @@ public:
 
     // All units, one piece after another, for the thread that calls.
     Pieces(int64_t units, int64_t most) : most_(most), units_(units) {}
-    // Of a team's job, of which units first .. last - 1 are taken already.
-    Pieces(Team& team, int64_t first, int64_t last) : first(first), last(last), team_(&team), has_taken_(true) {}
+    // Of a team's job. Whoever computes it has taken the first piece already.
+    explicit Pieces(Team& team) : team_(&team) {}
 
     bool take();
 
@@ -32,8 +35,8 @@ private:
 
     int64_t most_ = 0, units_ = 0;
     Team* team_ = nullptr;
-    bool has_taken_ = false;
-    int64_t computed_ = 0;  // units, but for those of the piece in hand
+    bool is_new_ = true;
+    int64_t taken_ = 0, computed_ = 0;  // pieces; units, but for those of the piece in hand
 };
 
 // Functions of thread_pool.cpp.
@@ -41,7 +44,7 @@ struct ThreadPool {
     // Of the calling thread: as many as torch has there. 1 within a job.
     int64_t (*threads)();
     // body(context, pieces) on each thread that gets a piece, of `most` units at most. Returns when all are computed.
-    void (*run)(int64_t units, int64_t most, void (*body)(const void*, Pieces&), const void* context);
+    void (*run)(int64_t units, int64_t most, int64_t work, void (*body)(const void*, Pieces&), const void* context);
     bool (*take)(Pieces&);
 };
 
@@ -57,23 +60,23 @@ inline bool Pieces::take() {
     return first < last;
 }
 
-// body(pieces), once on each thread that has taken a piece of at most `most` units. Not `worth`: on this thread alone,
-// for jobs of a few microseconds.
+// body(pieces), once on each thread that has taken a piece of at most `most` units. `work`: of all units, see LEAST_WORK;
+// jobs of the same body and work take about as long.
 template <typename Body>
-void parallel(int64_t units, int64_t most, bool worth, const Body& body) {
-    if (!worth || units < 2 || units > MOST_UNITS || thread_pool->threads() == 1) {
+void parallel(int64_t units, int64_t most, int64_t work, const Body& body) {
+    if (work < LEAST_WORK || units < 2 || units > MOST_UNITS || thread_pool->threads() == 1) {
         Pieces pieces(units, most);
         body(pieces);
         return;
     }
-    thread_pool->run(units, most, [](const void* body, Pieces& pieces) { (*static_cast<const Body*>(body))(pieces); },
+    thread_pool->run(units, most, work, [](const void* body, Pieces& pieces) { (*static_cast<const Body*>(body))(pieces); },
                      &body);
 }
 
 // body(unit), of which a thread takes at most `most` at a time: 1 where some take much longer than others.
 template <typename Body>
-void parallel_for(int64_t units, bool worth, const Body& body, int64_t most = int64_t{1} << 62) {
-    parallel(units, std::min(units, most), worth, [&](Pieces& pieces) {
+void parallel_for(int64_t units, int64_t work, const Body& body, int64_t most = int64_t{1} << 62) {
+    parallel(units, std::min(units, most), work, [&](Pieces& pieces) {
         while (pieces.take())
             for (int64_t unit = pieces.first; unit < pieces.last; unit++) body(unit);
     });

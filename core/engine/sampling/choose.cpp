@@ -113,7 +113,7 @@ int64_t choose_one(const Columns& of, int64_t row, int64_t position, const float
 extern "C" void choose_tokens(const Columns* columns, const int64_t* table_rows, const int64_t* positions,
                               int64_t offset, int64_t count, const float* logits, int64_t size, const int64_t* ids,
                               int64_t* tokens) {
-    parallel_for(count, count > 1, [&](int64_t i) {
+    parallel_for(count, count * size * 8, [&](int64_t i) {
         const int64_t column =
             choose_one(*columns, table_rows[i], positions[i] + offset, logits + i * size, size, ids);
         tokens[i] = ids ? ids[column] : column;

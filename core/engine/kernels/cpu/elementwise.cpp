@@ -42,8 +42,6 @@ struct Elementwise {
 
 namespace {
 
-// A job of several threads costs about a microsecond: below this many elements one thread is faster.
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
 template <typename T>
 void norm_head(const HeadNorms& n, const T* x, const float* weight, const float* bias, T* y) {
@@ -64,7 +62,7 @@ void norm_head(const HeadNorms& n, const T* x, const float* weight, const float*
 template <typename T>
 void norm_heads(const HeadNorms& n, int64_t rows, const T* x, int64_t x_stride, T* y) {
     const int64_t width = n.heads * n.size;
-    parallel_for(rows, rows * width >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * width, [&](int64_t row) {
         for (int64_t head = 0; head < n.heads; head++) {
             const int64_t at = n.by_head ? head * n.size : 0;
             norm_head(n, x + row * x_stride + head * n.size, n.weight + at, n.bias ? n.bias + at : nullptr,
@@ -78,7 +76,7 @@ void rotate_heads(const Rotation& r, int64_t rows, const T* x, int64_t x_stride,
                   const float* sines, T* y) {
     const int64_t width = r.heads * r.head_dim;
     const int64_t step = r.interleaved ? 2 : 1, apart = r.interleaved ? 1 : r.half;
-    parallel_for(rows, rows * width >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * width, [&](int64_t row) {
         const float *cosine = cosines + row * r.half, *sine = sines + row * r.half;
         for (int64_t head = 0; head < r.heads; head++) {
             const T* from = x + row * x_stride + head * r.head_dim;
@@ -124,7 +122,7 @@ part combined(const Elementwise& e, part a, part b) {
 template <typename T>
 void combine(const Elementwise& e, int64_t rows, const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* y) {
     const int64_t left = e.size % PART_LANES, whole = e.size - left;
-    parallel_for(rows, rows * e.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * e.size, [&](int64_t row) {
         const T *first = a + row * a_stride, *second = b + row * b_stride;
         T* out = y + row * e.size;
         const part one = e.kind == GATE_ALL ? broadcast_part(widen(*second)) : broadcast_part(0.0f);
@@ -142,7 +140,7 @@ void combine(const Elementwise& e, int64_t rows, const T* a, int64_t a_stride, c
 template <typename T>
 void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t x_stride, const int64_t* positions,
                        T* y) {
-    parallel_for(rows, rows * p.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * p.size, [&](int64_t row) {
         const float factor = 1.0f + p.beta * std::log1p(static_cast<float>((positions[row] + p.offset) / p.length));
 #pragma omp simd
         for (int64_t i = 0; i < p.size; i++) y[row * p.size + i] = narrow<T>(widen(x[row * x_stride + i]) * factor);

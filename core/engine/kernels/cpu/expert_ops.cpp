@@ -31,8 +31,6 @@ namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 constexpr float SMALLEST_SUM = 1e-20f;
-// A job of several threads costs about a microsecond: with less work than this one thread is faster.
-constexpr int64_t PARALLEL_PRODUCTS = 1 << 16, PARALLEL_ELEMENTS = 1 << 15;
 constexpr int64_t TILE = 4;  // tokens and experts whose products are summed together
 
 void softmax(float* x, int64_t count) {
@@ -99,7 +97,7 @@ void score_tile(const Choice& c, const T* x, int64_t x_stride, int64_t expert, f
 template <typename T>
 void score(const Choice& c, int64_t rows, const T* x, int64_t x_stride, float* room) {
     const int64_t across = (c.num_experts + TILE - 1) / TILE, tiles = (rows + TILE - 1) / TILE * across;
-    parallel_for(tiles, rows * c.num_experts * c.in_features >= PARALLEL_PRODUCTS, [&](int64_t tile) {
+    parallel_for(tiles, rows * c.num_experts * c.in_features, [&](int64_t tile) {
         const int64_t row = tile / across * TILE, expert = tile % across * TILE;
         const T* in = x + row * x_stride;
         float* scores = room + row * c.room() + expert;
@@ -141,7 +139,7 @@ template <typename T>
 void choose_experts(const Choice& c, int64_t rows, const T* x, int64_t x_stride, int64_t* ids, float* weights,
                     float* room) {
     score(c, rows, x, x_stride, room);
-    parallel_for(rows, rows * c.num_experts * c.top_k >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * c.num_experts * c.top_k, [&](int64_t row) {
         choose(c, room + row * c.room(), ids + row * c.top_k, weights + row * c.top_k);
     });
 }
@@ -249,7 +247,7 @@ public:
         const int64_t count = divide(m_, pairs_, ids, order_, shares);
         placed_ = count > 0 ? shares[count - 1].end : 0;
         const int64_t threads = thread_pool->threads(), alone = count - count % threads;
-        if (threads > 1) parallel_for(alone, true, [&](int64_t i) { compute(shares[i]); }, 1);
+        if (threads > 1) parallel_for(alone, pairs_ * m_.in_features * m_.inner_features, [&](int64_t i) { compute(shares[i]); }, 1);
         for (int64_t i = threads > 1 ? alone : 0; i < count; i++) compute(shares[i]);
     }
 
@@ -258,7 +256,7 @@ public:
         int32_t* places = order_ + pairs_;
         std::fill_n(places, pairs_, -1);
         for (int64_t place = 0; place < placed_; place++) places[order_[place]] = static_cast<int32_t>(place);
-        parallel_for(rows, pairs_ * m_.out_features >= PARALLEL_ELEMENTS, [&](int64_t row) {
+        parallel_for(rows, pairs_ * m_.out_features, [&](int64_t row) {
             int32_t* mine = places + row * m_.top_k;
             std::sort(mine, mine + m_.top_k);
             for (int64_t begin = 0; begin < m_.out_features; begin += COLUMNS)

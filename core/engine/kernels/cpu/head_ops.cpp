@@ -26,13 +26,11 @@ struct HeadProduct {
 
 namespace {
 
-// A job of several threads costs about a microsecond: with less work than this one thread is faster.
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 constexpr int64_t PREFETCH = 2048;  // bytes; the hardware prefetcher stops at every page
 
 template <typename T>
 void copy_heads(const HeadCopy& c, int64_t rows, const T* x, int64_t x_stride, T* y, int64_t y_stride) {
-    parallel_for(rows, rows * c.heads * c.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * c.heads * c.size, [&](int64_t row) {
         for (int64_t head = 0; head < c.heads; head++)
             std::copy_n(x + row * x_stride + head * c.from_dim + c.from_at, c.size,
                         y + row * y_stride + head * c.to_dim + c.to_at);
@@ -80,7 +78,7 @@ void multiply_columns(const HeadProduct& p, const T* weights, const float* x, fl
 template <typename T>
 void multiply_heads(const HeadProduct& p, int64_t rows, const T* x, int64_t x_stride, T* y) {
     const int64_t in = p.transposed ? p.chosen : p.features, out = p.transposed ? p.features : p.chosen;
-    parallel_for(p.heads, p.heads * p.chosen * p.features >= PARALLEL_ELEMENTS, [&](int64_t head) {
+    parallel_for(p.heads, p.heads * p.chosen * p.features, [&](int64_t head) {
         static thread_local Scratch memory;
         float* wide = static_cast<float*>(memory.take(sizeof(float) * (p.chosen + 2 * p.features)));
         const T* weights = static_cast<const T*>(p.weights) + head * p.next;

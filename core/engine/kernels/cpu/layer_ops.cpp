@@ -19,8 +19,6 @@ struct RowNorm {
 
 namespace {
 
-// A job of several threads costs about a microsecond: below this many elements one thread is faster.
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
 template <typename T>
 float inverse_rms(const T* x, int64_t size, float eps) {
@@ -42,7 +40,7 @@ void normalise(const T* x, const float* weight, float eps, int64_t size, T* y) {
 
 template <typename T>
 void rms_norm(const RowNorm& norm, int64_t rows, const T* x, int64_t x_stride, T* y) {
-    parallel_for(rows, rows * norm.size >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * norm.size, [&](int64_t row) {
         normalise(x + row * x_stride, norm.weight, norm.eps, norm.size, y + row * norm.size);
     });
 }
@@ -95,7 +93,7 @@ void rotate_and_write(const Heads& shape, int64_t tokens, T* qkv, const float* c
                       const int64_t* slots, T* keys, T* values) {
     const int64_t kv_size = shape.num_kv_heads * shape.head_dim, q_size = shape.num_heads * shape.head_dim;
     const int64_t row_size = q_size + 2 * kv_size;
-    parallel_for(tokens, tokens * row_size >= PARALLEL_ELEMENTS, [&](int64_t token) {
+    parallel_for(tokens, tokens * row_size, [&](int64_t token) {
         T* row = qkv + token * row_size;
         const int64_t angle = token * shape.rotary_half;
         norm_and_rotate<T>(shape, {row, cosines + angle, sines + angle});
@@ -114,7 +112,7 @@ void gate_part(Activation activation, const T* gate, const T* up, T* y) {
 template <typename T>
 void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {
     const int64_t left = size % PART_LANES, whole = size - left;
-    parallel_for(rows, rows * size >= PARALLEL_ELEMENTS, [&](int64_t row) {
+    parallel_for(rows, rows * size, [&](int64_t row) {
         const T *gate = gate_up + row * 2 * size, *up = gate + size;
         T* out = y + row * size;
         for (int64_t i = 0; i < whole; i += PART_LANES) gate_part(activation, gate + i, up + i, out + i);

@@ -40,7 +40,6 @@ struct DeltaRule {
 
 namespace {
 
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 constexpr float LENGTH_EPS = 1e-6f;
 
 // The rows of a step and their blocks.
@@ -97,7 +96,7 @@ template <typename T>
 void short_conv(const Convolution& c, const Rows& rows, const T* x, int64_t x_stride, float* y) {
     constexpr int64_t STRIPE = 256;
     const int64_t stripes = (c.features + STRIPE - 1) / STRIPE;
-    parallel_for(stripes, rows.tokens() * c.features >= PARALLEL_ELEMENTS, [&](int64_t stripe) {
+    parallel_for(stripes, rows.tokens() * c.features, [&](int64_t stripe) {
         for (int64_t row = 0; row < rows.count; row++)
             convolve(c, rows, row, stripe * STRIPE, std::min((stripe + 1) * STRIPE, c.features),
                      x + rows.q_starts[row] * x_stride, x_stride, y + rows.q_starts[row] * c.out_stride);
@@ -299,9 +298,9 @@ void one_row(const DeltaRule& r, const Rows& rows, int64_t row, int64_t key_head
 
 template <typename T>
 void delta_rule(const DeltaRule& r, const Rows& rows, const float* qkv, const float* gates, T* y) {
-    const bool large = rows.tokens() * r.values() * r.key_dim >= PARALLEL_ELEMENTS;
+    const int64_t work = rows.tokens() * r.values() * r.key_dim;
     const auto one = [&](int64_t i) { one_row(r, rows, i / r.key_heads, i % r.key_heads, qkv, gates, y); };
-    parallel_for(rows.count * r.key_heads, large, one, 1);
+    parallel_for(rows.count * r.key_heads, work, one, 1);
 }
 
 }  // namespace

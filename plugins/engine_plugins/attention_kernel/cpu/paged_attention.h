@@ -32,9 +32,6 @@
 
 namespace {
 
-// Keys times strips times dims. A job of several threads costs about a microsecond: with less to do one thread is faster.
-constexpr int64_t PARALLEL_WORK = 1 << 16;
-
 StripState state_of(const Shape& shape, float* states, int64_t strip) {
     return {states + strip * StripState::floats(shape.out_dims())};
 }
@@ -164,8 +161,7 @@ void run(const CallType& call) {
     Plan plan = make_plan(call, thread_pool->threads());
     const int64_t num_tasks = plan.tasks.size();
     place_states(call, plan, splits_arena().reserve(plan.state_floats));
-    const bool worth = plan.work >= PARALLEL_WORK;
-    parallel(num_tasks, 1, worth, [&](Pieces& pieces) {
+    parallel(num_tasks, 1, plan.work, [&](Pieces& pieces) {
         Scratch scratch(scratch_arena(), plan.most_strips, call.dims());
         [[maybe_unused]] const typename Products::Session session;
         while (pieces.take()) {
@@ -179,7 +175,7 @@ void run(const CallType& call) {
         }
     });
     if (plan.state_floats == 0) return;
-    parallel_for(num_tasks, worth, [&](int64_t i) {
+    parallel_for(num_tasks, plan.state_floats, [&](int64_t i) {
         if (plan.tasks[i].num_splits > 1 && plan.tasks[i].split == 0) merge(call, &plan.tasks[i]);
     });
 }

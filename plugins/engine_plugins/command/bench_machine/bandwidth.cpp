@@ -13,7 +13,7 @@ extern "C" void read_all(const uint64_t* from, int64_t bytes, uint64_t* sum) {
     constexpr int64_t WORDS = LINES * LINE / sizeof(uint64_t);
     const int64_t blocks = bytes / (LINES * LINE);
     std::atomic<uint64_t> total{0};
-    parallel(blocks, MOST_BLOCKS, true, [&](Pieces& pieces) {
+    parallel(blocks, MOST_BLOCKS, bytes, [&](Pieces& pieces) {
         uint64_t part = 0;
         while (pieces.take())
             for (int64_t block = pieces.first; block < pieces.last; block++) {

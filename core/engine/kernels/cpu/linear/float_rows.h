@@ -16,9 +16,6 @@ struct RowShape {
 
 inline int64_t stretches(const RowShape& shape) { return (shape.padded + shape.stretch - 1) / shape.stretch; }
 
-// Widening so many elements takes some ten microseconds: below it one thread is faster.
-constexpr int64_t PARALLEL_WIDENED = 1 << 15;
-
 // to: [padded]
 template <typename T>
 void widen_row(const RowShape& shape, const T* x, float* to) {
@@ -41,7 +38,7 @@ inline float* thread_row(const RowShape& shape) {
 template <typename Prepare>
 void prepare_rows(const RowShape& shape, int64_t first, int64_t last, const Prepare& prepare) {
     const int64_t rows = last - first;
-    parallel(rows, rows, rows * shape.padded >= PARALLEL_WIDENED, [&](Pieces& pieces) {
+    parallel(rows, rows, rows * shape.padded, [&](Pieces& pieces) {
         float* wide = thread_row(shape);
         while (pieces.take())
             for (int64_t row = first + pieces.first; row < first + pieces.last; row++) prepare(row, wide);

@@ -138,7 +138,8 @@ void multiply(const C& call) {
     for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
         const int64_t last = std::min(call.rows, first + GROUP_ROWS);
         inputs.prepare(call, first, last);
-        parallel(call.pairs(), GROUP_PAIRS, true, [&](Pieces& pieces) {
+        const int64_t work = (last - first) * call.linear.in_features * call.pairs() * PAIR;
+        parallel(call.pairs(), GROUP_PAIRS, work, [&](Pieces& pieces) {
             float* sums = thread_sums(last - first);
             Kernel kernel(call, inputs, first);
             while (pieces.take()) multiply_group(call, kernel, first, last, pieces.first, pieces.last, sums);
