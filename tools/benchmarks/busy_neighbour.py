@@ -25,6 +25,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from quiet import first_in_line
+
 BEFORE, AFTER = "before", "after"
 SETTINGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     AFTER: ((), {}),
@@ -58,7 +60,7 @@ def started(tree: Path, overrides: Sequence[str], environment: Mapping[str, str]
     """An engine of a source tree in a process of its own, ready."""
     paths = os.pathsep.join(str(tree / part) for part in ("core", "plugins"))
     process = subprocess.Popen(
-        [sys.executable, "-P", __file__, "--child", *overrides],
+        [sys.executable, __file__, "--child", *overrides],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -182,7 +184,8 @@ def main() -> None:
                 engines[name] = stack.enter_context(started(tree, words, environment))
             for number in options.neighbours:
                 rivals = [name for name in engines if name != AFTER] if number else [BEFORE]
-                with neighbours(number):
+                pids = [engine.process.pid for engine in engines.values()] if options.first and not number else []
+                with neighbours(number), first_in_line(pids):
                     times = rounds(engines, options.rounds, rng)
                 found.append(report(f"{model}, {number} busy neighbours", times, rivals, rng))
     if options.json is not None:

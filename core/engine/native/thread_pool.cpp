@@ -30,8 +30,9 @@ constexpr int LOOKS = 16;            // between two looks at the clock
 constexpr uint32_t SLEEPS = 1u << 31;  // in `computed`: the owner is to be woken
 
 // Awake a thread sees a new job, or the end of one, within some hundred nanoseconds; to be woken takes some ten
-// microseconds, and a multiple on a virtual machine. It stays awake as long as that takes.
-constexpr int64_t AWAKE_NS = 50'000;
+// microseconds, and a multiple on a virtual machine. Where others want the cores it stays awake about as long as that
+// takes, else from one step of a model to the next.
+constexpr int64_t SOON_NS = 20'000, AWAKE_NS = 50'000, LONG_AWAKE_NS = 2'000'000;
 
 int64_t now_ns() {
     timespec time;
@@ -47,15 +48,15 @@ void relax() {
 #endif
 }
 
-// Whether `is_over()` within AWAKE_NS from `since` on.
+// Whether `is_over()` before a time.
 template <typename IsOver>
-bool comes_soon(int64_t since, IsOver is_over) {
+bool comes_before(int64_t end, IsOver is_over) {
     do {
         for (int i = 0; i < LOOKS; i++) {
             if (is_over()) return true;
             relax();
         }
-    } while (now_ns() - since < AWAKE_NS);
+    } while (now_ns() < end);
     return false;
 }
 
@@ -111,18 +112,22 @@ public:
         return uses_ + step_;
     }
 
+    // Whether nothing was lost lately.
+    bool is_undisturbed() const { return uses_ == wanted_ && step_ == 0 && lost_ == 0; }
+
     // After a job. Times in ns.
-    void count(uint64_t kind, int64_t took, int64_t lost, int64_t now) {
+    void count(uint64_t kind, int64_t took, int64_t lost) {
         times_.add(kind, uses_ + step_, took);
-        if (step_ != 0) return go_on(kind, took, now);
+        computed_ += took;
+        if (step_ != 0) return go_on(kind, took);
         since_look_ += took;
         if (since_look_ >= LOOK) {
             since_look_ = 0;
             lost += without_core();
         }
         lost_ = std::max<int64_t>(0, lost_ + lost - took / TOLERATED);
-        if (lost_ > MOST_LOST && uses_ > 1 && now >= fewer_from_) begin(-1);
-        else if (uses_ < wanted_ && now >= more_from_) begin(1);
+        if (lost_ > MOST_LOST && uses_ > 1 && computed_ >= fewer_from_) begin(-1);
+        else if (uses_ < wanted_ && computed_ >= more_from_) begin(1);
     }
 
 private:
@@ -133,7 +138,7 @@ private:
 
     void begin(int64_t step) { step_ = step, tried_ = expected_ = 0; }
 
-    void go_on(uint64_t kind, int64_t took, int64_t now) {
+    void go_on(uint64_t kind, int64_t took) {
         const float expected = times_.expected(kind, uses_);
         tried_ += took;
         if (expected >= 0.0f) expected_ += static_cast<int64_t>(expected) - took;
@@ -142,7 +147,7 @@ private:
         int64_t& rest = step_ < 0 ? fewer_rest_ : more_rest_;
         rest = better ? SHORTEST_REST : std::min(2 * rest, LONGEST_REST);
         if (better) uses_ += step_;
-        (step_ < 0 && !better ? fewer_from_ : more_from_) = now + rest;
+        (step_ < 0 && !better ? fewer_from_ : more_from_) = computed_ + rest;
         step_ = lost_ = 0;
         without_core();
     }
@@ -161,6 +166,7 @@ private:
     }
 
     int64_t wanted_ = 0, uses_ = 0;
+    int64_t computed_ = 0;  // for how long, in jobs
     int64_t step_ = 0;      // more threads on trial
     int64_t tried_ = 0;     // for how long
     int64_t expected_ = 0;  // how much longer the same jobs would have taken without
@@ -190,6 +196,7 @@ struct Team {
     std::atomic<int64_t> units{0}, most{0}, threads{1};
     std::atomic<Body> body{nullptr};
     std::atomic<const void*> context{nullptr};
+    std::atomic<int64_t> awake_ns{AWAKE_NS};
     alignas(64) std::atomic<uint32_t> computed{0};  // units, by workers
     alignas(64) std::atomic<bool> ends{false};
     std::unique_ptr<Worker[]> workers;
@@ -270,11 +277,12 @@ struct Team {
         const int64_t since = now_ns();
         int64_t ended = since;
         if (!is_over()) {
-            if (!comes_soon(since, is_over)) sleep_until(count);
+            if (!comes_before(since + awake_ns.load(std::memory_order_relaxed), is_over)) sleep_until(count);
             ended = now_ns();
         }
         const int64_t piece = (since - began) / std::max<int64_t>(1, pieces);
-        share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece), ended);
+        share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece - SOON_NS));
+        awake_ns.store(share.is_undisturbed() ? LONG_AWAKE_NS : AWAKE_NS, std::memory_order_relaxed);
     }
 
     void sleep_until(uint32_t count) {
@@ -291,7 +299,7 @@ struct Team {
             if (const int64_t count = has_work(self.index) ? compute().computed_ : 0; count > 0) {
                 if (computed.fetch_add(count, std::memory_order_acq_rel) & SLEEPS) wake(computed);
             }
-            if (comes_soon(now_ns(), is_needed)) continue;
+            if (comes_before(now_ns() + awake_ns.load(std::memory_order_relaxed), is_needed)) continue;
             self.asleep.store(1);
             if (is_needed()) self.asleep.store(0);
             while (self.asleep.load() != 0) sleep_on(self.asleep, 1);
