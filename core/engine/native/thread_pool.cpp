@@ -24,9 +24,9 @@ namespace {
 
 using Body = void (*)(const void*, Pieces&);
 
-constexpr int PIECES = 2;            // of the units left, a piece is one part in so many per thread
-constexpr int WOKEN = 2;             // sleepers that a thread wakes: they wake the others
-constexpr int LOOKS = 16;            // between two looks at the clock
+constexpr int PIECES = 4;              // of the units left, a piece is one part in so many per thread
+constexpr int WOKEN = 2;               // sleepers that a thread wakes: they wake the others
+constexpr int LOOKS = 16;              // between two looks at the clock
 constexpr uint32_t SLEEPS = 1u << 31;  // in `computed`: the owner is to be woken
 
 // Awake a thread sees a new job, or the end of one, within some hundred nanoseconds; to be woken takes some ten
@@ -72,8 +72,8 @@ public:
     void add(uint64_t kind, int64_t threads, int64_t ns) {
         Entry& entry = at(kind, threads);
         if (entry.kind != kind || entry.threads != threads) entry = {kind, threads, 0, 0.0f};
-        entry.count = std::min(entry.count + 1, LATEST);
-        entry.mean += (ns - entry.mean) / entry.count;
+        entry.count = std::min(entry.count + 1, MOST);
+        entry.mean += (ns - entry.mean) * std::max(1.0f / entry.count, std::min(entry.mean / WINDOW, 1.0f / FEWEST));
     }
 
     // Negative: not known.
@@ -83,7 +83,9 @@ public:
     }
 
 private:
-    static constexpr int LATEST = 64;  // jobs that count
+    // The mean is that of the latest jobs: of about WINDOW ns, for few of them take long while others use a core.
+    static constexpr float WINDOW = 20e6f;
+    static constexpr int FEWEST = 16, MOST = 2048;
     static constexpr int64_t KINDS = 64, SETTINGS = 4;
 
     struct Entry {
@@ -113,7 +115,7 @@ public:
     }
 
     // Whether nothing was lost lately.
-    bool is_undisturbed() const { return uses_ == wanted_ && step_ == 0 && lost_ == 0; }
+    bool is_undisturbed() const { return uses_ == wanted_ && step_ == 0 && lost_ < MOST_LOST / 2; }
 
     // After a job. Times in ns.
     void count(uint64_t kind, int64_t took, int64_t lost) {
@@ -134,7 +136,7 @@ private:
     static constexpr int64_t TOLERATED = 16;         // one part in so many of a job's time may be lost
     static constexpr int64_t MOST_LOST = 4'000'000;  // and so much at once: a turn of another process on a core
     static constexpr int64_t LOOK = 4'000'000, TRIAL = 20'000'000;
-    static constexpr int64_t SHORTEST_REST = 100'000'000, LONGEST_REST = 1'600'000'000;
+    static constexpr int64_t SHORTEST_REST = 100'000'000, LONG_REST = 400'000'000, LONGEST_REST = 1'600'000'000;
 
     void begin(int64_t step) { step_ = step, tried_ = expected_ = 0; }
 
@@ -142,10 +144,10 @@ private:
         const float expected = times_.expected(kind, uses_);
         tried_ += took;
         if (expected >= 0.0f) expected_ += static_cast<int64_t>(expected) - took;
-        if (tried_ < TRIAL && expected_ > -MOST_LOST) return;
+        if (tried_ < TRIAL && expected_ > -MOST_LOST / 2) return;
         const bool better = expected_ > 0;
         int64_t& rest = step_ < 0 ? fewer_rest_ : more_rest_;
-        rest = better ? SHORTEST_REST : std::min(2 * rest, LONGEST_REST);
+        rest = better ? SHORTEST_REST : std::min(2 * rest, step_ < 0 ? LONG_REST : LONGEST_REST);
         if (better) uses_ += step_;
         (step_ < 0 && !better ? fewer_from_ : more_from_) = computed_ + rest;
         step_ = lost_ = 0;
@@ -274,13 +276,12 @@ struct Team {
     // Until workers have computed so many units. Of the job: when it began, and how many pieces this thread had.
     void wait_for(uint32_t count, uint64_t kind, int64_t began, int64_t pieces) {
         const auto is_over = [&] { return computed.load(std::memory_order_acquire) == count; };
-        const int64_t since = now_ns();
+        const int64_t since = now_ns(), piece = (since - began) / std::max<int64_t>(1, pieces);
         int64_t ended = since;
         if (!is_over()) {
-            if (!comes_before(since + awake_ns.load(std::memory_order_relaxed), is_over)) sleep_until(count);
+            if (!comes_before(since + piece + AWAKE_NS, is_over)) sleep_until(count);
             ended = now_ns();
         }
-        const int64_t piece = (since - began) / std::max<int64_t>(1, pieces);
         share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece - SOON_NS));
         awake_ns.store(share.is_undisturbed() ? LONG_AWAKE_NS : AWAKE_NS, std::memory_order_relaxed);
     }
