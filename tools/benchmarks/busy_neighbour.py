@@ -89,7 +89,8 @@ def neighbours(number: int) -> Iterator[None]:
 
 def go_first() -> None:
     """This process and those it starts get nearly all of the processors, and share them as equals."""
-    os.setsid()  # the kernel's groups of processes, where it has any, are sessions
+    if os.getpgrp() != os.getpid():
+        os.setsid()  # the kernel's groups of processes, where it has any, are sessions
     group = Path("/proc/self/autogroup")
     if group.exists():
         group.write_text("-20")
