@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +56,7 @@ def _show(machine: Machine, console: Console) -> None:
     facts.add_row("read bandwidth", f"{machine.read_gb_s:.1f} GB/s, one thread {machine.read_one_thread_gb_s:.1f} GB/s")
     console.print(facts)
     console.print(f"GFLOP/s of a linear layer ({INPUTS} inputs, {OUTPUTS} outputs) by number of rows:", style="italic")
-    rates = Table()
+    rates = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # 80 columns hold it
     for column in ("weights", "instructions", *(str(rows) for rows in ROWS), "engine"):
         rates.add_column(column, justify="right" if column.isdigit() else "left")
     for way in machine.ways:
