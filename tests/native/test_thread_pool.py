@@ -180,12 +180,11 @@ def test_several_threads_have_jobs_at_once_and_their_workers_end_with_them(jobs:
 
 
 FORKS = """
-import ctypes, os, sys, torch
+import ctypes, os, sys
 from pathlib import Path
 from engine import native
 pointer, int64 = native.POINTER, native.INT64
 library = native.load(Path(sys.argv[1]), {"many_jobs": (int64, int64, pointer)})
-torch.set_num_threads(3)
 wrong = ctypes.c_int64()
 library.many_jobs(100, 1, ctypes.addressof(wrong))
 child = os.fork()
@@ -198,5 +197,6 @@ sys.exit(100 * wrong.value + os.waitstatus_to_exitcode(status))
 
 
 def test_a_forked_process_has_workers_of_its_own_and_ends(source: Path, jobs: Any) -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", FORKS, str(source)], timeout=60, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run([sys.executable, "-P", "-c", FORKS, str(source)], env=environment, timeout=60, check=False)
     assert done.returncode == 10

@@ -114,6 +114,8 @@ public:
         return uses_ + step_;
     }
 
+    int64_t uses() const { return uses_; }
+
     // Whether nothing was lost lately.
     bool is_undisturbed() const { return uses_ == wanted_ && step_ == 0 && lost_ < MOST_LOST / 2; }
 
@@ -202,13 +204,28 @@ struct Team {
     alignas(64) std::atomic<uint32_t> computed{0};  // units, by workers
     alignas(64) std::atomic<bool> ends{false};
     std::unique_ptr<Worker[]> workers;
-    int64_t num_workers = 0, wanted_workers = 0;
+    int64_t num_workers = 0, wanted_workers = 0, wanted_threads = 0, torch_threads = 0;
     Share share;
     uint32_t born = forks.load();
 
     ~Team() { end(); }
 
-    void run(int64_t count, int64_t largest, uint64_t kind, Body job, const void* with, int64_t wanted) {
+    // As many threads as torch was set to. While fewer are of use torch computes with those, too: the threads of its
+    // OpenMP library wait for each other.
+    int64_t wanted() {
+        const int64_t now = omp_get_max_threads();
+        if (now != torch_threads) wanted_threads = torch_threads = now;
+        return wanted_threads;
+    }
+
+    void tell_torch(int64_t count) {
+        if (count == torch_threads) return;
+        torch_threads = count;
+        omp_set_num_threads(static_cast<int>(count));
+    }
+
+    void run(int64_t count, int64_t largest, uint64_t kind, Body job, const void* with) {
+        const int64_t wanted = this->wanted();
         if (wanted - 1 > wanted_workers || born != forks.load(std::memory_order_relaxed)) start(wanted - 1);
         const int64_t began = now_ns(), num_threads = share.threads(wanted);
         units.store(count, std::memory_order_relaxed);
@@ -283,6 +300,7 @@ struct Team {
             ended = now_ns();
         }
         share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece - SOON_NS));
+        tell_torch(share.uses());
         awake_ns.store(share.is_undisturbed() ? LONG_AWAKE_NS : AWAKE_NS, std::memory_order_relaxed);
     }
 
@@ -359,7 +377,7 @@ Team& own_team() {
     return team;
 }
 
-int64_t num_threads() { return computes ? 1 : omp_get_max_threads(); }
+int64_t num_threads() { return computes ? 1 : own_team().wanted(); }
 
 // Of jobs that take about as long: work counts by eighths of a power of two, as that of attention grows with each token.
 uint64_t kind_of(Body body, uint64_t work) {
@@ -369,7 +387,7 @@ uint64_t kind_of(Body body, uint64_t work) {
 }
 
 void run(int64_t units, int64_t most, int64_t work, Body body, const void* context) {
-    own_team().run(units, most, kind_of(body, work), body, context, num_threads());
+    own_team().run(units, most, kind_of(body, work), body, context);
 }
 
 bool take(Pieces& pieces) { return Team::take_next(pieces); }

@@ -1,4 +1,4 @@
-"""Cosines and sines of positions: computed for tensors, looked up in tables by programs."""
+"""Cosines and sines of positions: computed once, then looked up in tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 256
 class RotationTables:
     """What ``rotate`` returns.
 
-    Positions that no program has reached take address space, but no memory.
+    Positions that no token has reached take address space, but no memory.
     """
 
     def __init__(self, rotate: Rotate) -> None:
@@ -28,7 +28,10 @@ class RotationTables:
     def __call__(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """``positions``: int64 ``[num_tokens]``."""
         if not isinstance(positions, Value):
-            return self._rotate(positions)
+            if not self._tables:  # no program wants any
+                return self._rotate(positions)
+            self.reach(int(positions.max()) + 1)
+            return tuple((cos[positions], sin[positions]) for cos, sin in self._tables)
         self._set_aside(positions.program.max_len)
         if self not in positions.program.rotations:
             positions.program.rotations.append(self)
