@@ -8,6 +8,7 @@
 #include <omp.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -48,15 +49,17 @@ void relax() {
 #endif
 }
 
-// Whether `is_over()` before a time.
+// Whether `is_over()` within so many ns. After AWAKE_NS whoever else wants this core may have it.
 template <typename IsOver>
-bool comes_before(int64_t end, IsOver is_over) {
-    do {
+bool comes_within(int64_t ns, IsOver is_over) {
+    const int64_t since = now_ns();
+    for (int64_t now = since; now - since <= ns; now = now_ns()) {
         for (int i = 0; i < LOOKS; i++) {
             if (is_over()) return true;
             relax();
         }
-    } while (now_ns() < end);
+        if (now - since > AWAKE_NS) sched_yield();
+    }
     return false;
 }
 
@@ -296,7 +299,7 @@ struct Team {
         const int64_t since = now_ns(), piece = (since - began) / std::max<int64_t>(1, pieces);
         int64_t ended = since;
         if (!is_over()) {
-            if (!comes_before(since + piece + AWAKE_NS, is_over)) sleep_until(count);
+            if (!comes_within(piece + AWAKE_NS, is_over)) sleep_until(count);
             ended = now_ns();
         }
         share.count(kind, ended - began, std::max<int64_t>(0, ended - since - piece - SOON_NS));
@@ -318,7 +321,7 @@ struct Team {
             if (const int64_t count = has_work(self.index) ? compute().computed_ : 0; count > 0) {
                 if (computed.fetch_add(count, std::memory_order_acq_rel) & SLEEPS) wake(computed);
             }
-            if (comes_before(now_ns() + awake_ns.load(std::memory_order_relaxed), is_needed)) continue;
+            if (comes_within(awake_ns.load(std::memory_order_relaxed), is_needed)) continue;
             self.asleep.store(1);
             if (is_needed()) self.asleep.store(0);
             while (self.asleep.load() != 0) sleep_on(self.asleep, 1);
