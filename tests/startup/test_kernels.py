@@ -98,7 +98,9 @@ def test_what_is_compiled_ahead_is_what_is_loaded(
     for loader in LOADERS:
         loader.cache_clear()
     build_engine(plan)
-    assert {source.name for source in begun(plan, monkeypatch)} == {source.name for source in (*loaded, calls.SOURCE)}
+    assert {source.name for source in begun(plan, monkeypatch)} == {
+        source.name for source in (*loaded, calls.SOURCE, native.THREAD_POOL)
+    }
 
 
 def test_torch_is_not_imported_to_know_it() -> None:
@@ -114,7 +116,7 @@ def test_torch_is_not_imported_to_know_it() -> None:
 
 def test_without_kernels_of_the_core_only_plugins_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = assemble(["model.path=bundled", "device=cpu", "execution=eager", "attention_kernel=cpu"])
-    assert {source.file.name for source in begun(eager, monkeypatch)} == {"attention.cpp"}
+    assert {source.file.name for source in begun(eager, monkeypatch)} == {"attention.cpp", "thread_pool.cpp"}
 
 
 def test_a_plugin_that_cannot_say_what_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,12 +94,12 @@ steps in flight add."""
 class PoolShape:
     """How large the pools of all groups are: each number follows from the blocks of a group that keeps every token.
 
-    A group with a window or chunk needs fewer: for long requests a window for each, for requests shorter than that, and
-    for cached prefixes of any length, as many as any other group. Which will come is not known, so the split is the one
-    whose worst case is best. Let a token take ``f`` bytes in groups that keep every token and ``g`` in the others, let a
-    window be the share ``u`` of ``max_len``, and let there be ``n`` blocks here and ``w`` there: requests of ``max_len``
-    can use ``n (f + u g)`` bytes of ``n f + w g``, short ones ``w (f + g)``. These are equal for
-    ``w = n (f + u g) / (f + g)``, and then more than half of the pool.
+    A group with a window or chunk needs fewer: for long requests a window for each, for requests shorter than that,
+    and for cached prefixes of any length, as many as any other group. Which will come is not known, so the split is
+    the one whose worst case is best. Let a token take ``f`` bytes in groups that keep every token and ``g`` in the
+    others, let a window be the share ``u`` of ``max_len``, and let there be ``n`` blocks here and ``w`` there:
+    requests of ``max_len`` can use ``n (f + u g)`` bytes of ``n f + w g``, short ones ``w (f + g)``. These are equal
+    for ``w = n (f + u g) / (f + g)``, and then more than half of the pool.
     """
 
     reaches: tuple[Reach, ...]

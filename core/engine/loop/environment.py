@@ -11,8 +11,8 @@ CPU_DEFAULTS: Mapping[str, str] = {
     # torch asks the kernel for huge pages for large tensors: weights are streamed once per token, and with 4 KiB
     # pages a good part of that time goes into address translation.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Kernels have threads of their own. Those of torch's OpenMP library compute little beside them, and would stay awake
-    # on the same cores for milliseconds after it.
+    # Kernels have threads of their own. Those of torch's OpenMP library compute little beside them, and would stay
+    # awake on the same cores for milliseconds after it.
     "GOMP_SPINCOUNT": "2000",
 }
 

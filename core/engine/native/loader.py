@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 """Types of arguments."""
-THREAD_POOL = Path(__file__).with_name("thread_pool.cpp")
+THREAD_POOL = Source(Path(__file__).with_name("thread_pool.cpp"))
 ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 """``Activation`` of ``activations.h``, by the names of :data:`~engine.contracts.ops.Act`."""
 
@@ -48,7 +48,7 @@ def open_library(source: Source) -> ctypes.CDLL:
     return library
 
 
-def _open(source: Path) -> ctypes.CDLL:
+def _open(source: Source) -> ctypes.CDLL:
     compiler = _compiler(source)
     try:
         return from_memory(ahead.take(compiler, source) or library_cache.build(compiler, source), source.name)

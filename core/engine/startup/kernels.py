@@ -6,7 +6,7 @@ from engine.assembly.bind import build_context, build_slots, plugin_sources
 from engine.assembly.plan import EnginePlan
 from engine.kernels.cpu.sources import graph_sources
 from engine.models.record import recorded
-from engine.native import ahead
+from engine.native import THREAD_POOL, ahead
 
 PHASE = "compile kernels"
 
@@ -18,6 +18,6 @@ def begin_kernels(plan: EnginePlan) -> str:
     if plan.device.kind == "cpu" and plan.execution == "compile":
         (architecture,) = build_slots(plan, ("architecture",), build_context(plan))["architecture"]
         sources += graph_sources(recorded(architecture, plan.model))
-    ahead.begin(sources)
+    ahead.begin((*sources, THREAD_POOL) if sources else ())
     count = ahead.unfinished()
     return f"compiling {count} kernel{'s' if count > 1 else ''} for this processor, once" if count else ""
