@@ -3,8 +3,8 @@
     python tools/benchmarks/window_pools.py                      # all shapes
     python tools/benchmarks/window_pools.py --only gemma --rows 128 --pools 4 16 64
 
-For shapes of real models and for KV pools from small to large: how many requests run at once, and how many prompt tokens
-the same prompts find cached the second time. Scheduler, allocator and loop are the real ones, on a device that computes
+For shapes of real models and for KV pools from small to large: how many requests run at once, and how many prompt
+tokens are cached when they come back. Scheduler, allocator and loop are the real ones, on a device that computes
 nothing. `shared` is what one pool of bytes for all groups could run at once, with nothing lost at borders; `again` is
 the share of tokens found cached by the same prompts, `next turn` by prompts that go on behind the answers.
 """

@@ -137,6 +137,8 @@ class EngineCore:
         self._eos = frozenset(settings.eos_token_ids)
         self._caches = bound.kv_allocator.caches_prefixes
         self._drafter = bound.drafter
+        self.unread: Callable[[], int] = int
+        """Sequences that have arrived and were not submitted yet: they wait, too. None, unless somebody says so."""
         self._arrivals = 0
         self._steps = 0
         self._failures = 0
@@ -202,8 +204,9 @@ class EngineCore:
 
     # Requests ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request. One that can never run is answered with ``finish_reason="error"`` at the next step."""
+    def submit(self, request: EngineRequest, arrived_s: float | None = None) -> None:
+        """Queue a request. One that can never run is answered with ``finish_reason="error"`` at the next step.
+        ``arrived_s``: since when it waits, ``None``: now."""
         sampling, refusal = request.sampling, self._refusal(request)
         if refusal is not None:
             self._outputs.append(TokensOut(request.request_id, finish_reason="error", error=refusal))
@@ -215,7 +218,7 @@ class EngineCore:
             seed=sampling.seed if sampling.seed is not None else _mix(self._settings.seed, self._arrivals),
             stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
             max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._settings.max_len),
-            submitted_s=self._clock(),
+            submitted_s=self._clock() if arrived_s is None else arrived_s,
             tokens=list(request.prompt),
         )
         if self._caches and sampling.prompt_logprobs is None:
@@ -329,7 +332,7 @@ class EngineCore:
             num_prefill_tokens=work.num_tokens - contents.decode_tokens,
             num_decode_tokens=contents.decode_tokens,
             running=len(self._queues.running),
-            waiting=len(self._queues.waiting),
+            waiting=self._num_waiting,
             kv_used=max([share for _, share in used]),
             kv_groups_used=used,
             drafted=drafted.drafted,
@@ -423,12 +426,16 @@ class EngineCore:
         groups = zip(self._pool.groups, self._pool.allocator.usage(), strict=True)
         return tuple([GroupBlocks(group.name, u.total, u.free, u.cached, u.leased) for group, u in groups])
 
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._queues.waiting) + self.unread()
+
     def stats(self) -> EngineStats:
         return EngineStats(
             at_s=self._clock(),
             step=self._steps,
             running=len(self._queues.running),
-            waiting=len(self._queues.waiting),
+            waiting=self._num_waiting,
             blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
             step_cost=self._cost_report,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from engine.border.calls import by_plugin, told
 from engine.loop.core import EngineBroken, EngineCore
+from engine.loop.inbox import Inbox
 from engine.loop.messages import (
     Abort,
     CauseOfDeath,
@@ -20,26 +21,19 @@ from engine.loop.messages import (
     Shutdown,
     StepOutputs,
     Submit,
-    ToEngine,
 )
-
-Inbox = queue.SimpleQueue
-"""Of messages to the engine, and its own; ``None`` ends the loop like ``Shutdown``."""
-ToLoop = ToEngine | DeviceFailed | None
-
 
 Counts = Callable[[], Mapping[int, tuple[int, ...]]]
 """As :attr:`engine.loop.messages.ExpertLoad.layers`."""
 
 
-def drive(
-    core: EngineCore, inbox: Inbox[ToLoop], send: Callable[[FromEngine], None], expert_load: Counts = dict
-) -> bool:
+def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], expert_load: Counts = dict) -> bool:
     """Run until asked to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
 
     def send_expert_load() -> None:
         send(ExpertLoad(dict(expert_load())))
 
+    core.unread = inbox.unread
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox, send_expert_load):
@@ -62,7 +56,7 @@ def _cause(error: Exception) -> CauseOfDeath:
     return "plugin_failed" if by_plugin(error) else "engine_dead"
 
 
-def _receive(core: EngineCore, inbox: Inbox[ToLoop], send_expert_load: Callable[[], None]) -> bool:
+def _receive(core: EngineCore, inbox: Inbox, send_expert_load: Callable[[], None]) -> bool:
     """Take in all messages, waiting for one if there is nothing to do. False: stop."""
     wait = not core.has_work
     while True:
@@ -72,8 +66,8 @@ def _receive(core: EngineCore, inbox: Inbox[ToLoop], send_expert_load: Callable[
             return True
         wait = False
         match message:
-            case Submit(request):
-                core.submit(request)
+            case Submit(request, arrived_s):
+                core.submit(request, arrived_s)
             case Abort(request_ids, reason):
                 core.abort(request_ids, reason)
             case ResetPrefixCache():

@@ -55,7 +55,7 @@ class SimulatedEngine:
         """Of the requests in the engine, by id."""
         self.itl_us: Counter[int] = Counter()
         self.steps = SimulatedSteps()
-        self._inbox: list[EngineRequest] = []
+        self._inbox: list[tuple[float, EngineRequest]] = []
         self._leaps = leap
         self._foreseen: list[Timed] = []
         self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
@@ -66,7 +66,7 @@ class SimulatedEngine:
         """A message reaches the process, which reads it between two steps. ``output``: what the request, which has a
         seed of its own, will answer."""
         assert request.sampling.seed is not None
-        self._inbox.append(request)
+        self._inbox.append((at_s, request))
         self._device.outputs[request.sampling.seed] = output
         self.progress[request.request_id] = Progress()
         if self.next_s is None:
@@ -80,8 +80,8 @@ class SimulatedEngine:
         """What happens at :attr:`next_s`. Returns what left the engine; its clock says when."""
         if self._foreseen:
             self._leap(self._longest)
-        for request in self._inbox:
-            self._core.submit(request)
+        for arrived_s, request in self._inbox:
+            self._core.submit(request, arrived_s)
         self._inbox.clear()
         done = self._core.step()
         self._count(done.events)

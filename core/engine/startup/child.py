@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import queue
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
+from engine.loop.inbox import Inbox
 from engine.loop.messages import (
     MAX_FRAME,
     DeviceFailed,
@@ -82,7 +82,7 @@ def main(fd: int, parent: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
-    inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None] = queue.SimpleQueue()
+    inbox = Inbox()
     beats = Beats()
     try:
         plan_json = connection.receive()
@@ -123,7 +123,7 @@ def failure(error: Exception) -> Failed:
     return Failed(told(error), refused=by_plugin(error), phase="starting")
 
 
-def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None], beats: Beats) -> None:
+def _listen(connection: Connection, inbox: Inbox, beats: Beats) -> None:
     """Decode what the API process sends; ``None`` when it is gone or not making sense. Pings are answered here, while
     the engine builds and steps."""
     decode = msgspec.msgpack.Decoder(ToEngine).decode

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from collections.abc import Callable
 
 from engine.assembly.plan import EnginePlan
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
+from engine.loop.inbox import Inbox
 from engine.loop.messages import (
     DeviceFailed,
     EngineInfo,
@@ -30,7 +30,7 @@ class InprocessEngineClient(ClientBase):
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__()
         self._plan = plan
-        self._inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._core: EngineCore | None = None
 

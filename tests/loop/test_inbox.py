@@ -1,0 +1,67 @@
+"""Sequences that arrive while a step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.contracts.events import AdmittedEvent, StepEvent
+from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.loop.driver import drive
+from engine.loop.inbox import Inbox
+from engine.loop.messages import Abort, EngineStats, StepOutputs, Submit
+from engine.step.plan import StepPlan
+
+from .simulated import simulate
+
+STEP_MS = 100.0
+
+
+def request(name: str) -> EngineRequest:
+    return EngineRequest(name, (1, 2, 3), SamplingParams(max_tokens=3, temperature=0.0))
+
+
+def test_a_sequence_waits_from_its_arrival_on_though_the_loop_reads_it_behind_the_step() -> None:
+    launched: list[StepPlan] = []
+
+    def ms(plan: StepPlan) -> float:
+        if not launched:
+            inbox.put(Submit(request("second")))
+        launched.append(plan)
+        return STEP_MS
+
+    simulation = simulate("overlap=false", in_flight=1, ms=ms)
+    inbox = Inbox(simulation.device.clock)
+    inbox.put(Submit(request("first")))
+    assert inbox.unread() == 1
+    events: list[Any] = []
+    stats: list[EngineStats] = []
+    last: dict[str, TokensOut] = {}
+
+    def send(message: Any) -> None:
+        assert isinstance(message, StepOutputs)
+        events.extend(message.events)
+        stats.append(message.stats)
+        last.update({out.request_id: out for out in message.outputs})
+        if "second" in last and last["second"].finish_reason:
+            inbox.put(None)
+
+    assert drive(simulation.core, inbox, send)
+    assert [event.waiting for event in events if isinstance(event, StepEvent)][:2] == [1, 0]
+    assert [each.waiting for each in stats[:3]] == [1, 1, 0], "the first waits before any step"
+    waited = {event.request_id: event.waited_ms for event in events if isinstance(event, AdmittedEvent)}
+    timings = {name: out.timings for name, out in last.items()}
+    assert waited == pytest.approx({"first": 0.0, "second": STEP_MS})
+    assert timings["first"] is not None and timings["first"].queue_ms == 0.0
+    assert timings["second"] is not None and timings["second"].queue_ms == pytest.approx(STEP_MS)
+
+
+def test_what_is_no_sequence_does_not_count_as_waiting() -> None:
+    inbox = Inbox()
+    inbox.put(Abort(("one",)))
+    inbox.put(Submit(request("one")))
+    assert inbox.unread() == 1
+    assert isinstance(inbox.get(block=False), Abort) and inbox.unread() == 1
+    message = inbox.get(block=False)
+    assert isinstance(message, Submit) and message.arrived_s > 0 and inbox.unread() == 0
