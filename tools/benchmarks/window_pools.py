@@ -113,7 +113,7 @@ SHAPES = (
     Shape("gemma-3-27b", _gemma3(62, 5376, 32, 16, 128), SHORT, (2, 4, 16)),
     Shape("mistral-7b window 4096", MISTRAL, (), (1, 4, 16)),
     Shape("mistral-7b window 4096", MISTRAL, ("memory.kv_tokens=32768",), ()),
-    Shape("qwen3-next-80b states", QWEN3_NEXT, ("model.max_len=32768", "kv_allocator.block_size=256"), (8, 16, 48)),
+    Shape("qwen3-next-80b states", QWEN3_NEXT, ("model.max_len=32768",), (32, 48)),
 )
 
 
