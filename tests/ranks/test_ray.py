@@ -173,6 +173,7 @@ def test_machines_that_others_use_are_waited_for_so_long(machines: Machines) -> 
         pass
 
 
+@pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("axis", ["tp", "pp"])
 def test_two_nodes_serve_the_answers_of_one(machines: Machines, axis: str, tmp_path: Path) -> None:
     before = pss_mib(machines.own())

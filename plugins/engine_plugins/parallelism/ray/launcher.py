@@ -24,7 +24,7 @@ from typing import Any
 from engine.contracts.parallelism import TOKEN, LauncherError, StartedWorker, WorkerJob, WorkerStart
 from engine.contracts.provider import BuildContext
 from engine_plugins.parallelism.listening import Listener
-from engine_plugins.parallelism.ray.actor import RankActor
+from engine_plugins.parallelism.ray import actor as in_ray
 from engine_plugins.parallelism.ray.config import INSTALL, RayConfig
 from engine_plugins.parallelism.ray.nodes import CPU, GPU, Node, Wanted, amounts, devices, lacking
 
@@ -133,6 +133,8 @@ class RayLauncher:
         except ImportError as error:
             raise LauncherError(f"parallelism=ray: {INSTALL} ({error})") from error
         self._ray = ray
+        # Ray's processes look for modules in this process's current folder first: nothing of ours is looked for there.
+        ray.cloudpickle.register_pickle_by_value(in_ray)
         if ray.is_initialized():
             return
         address = self._config.address
@@ -226,7 +228,7 @@ class RayLauncher:
         ray, actors = self._ray, {}
         for rank in (*([0] if self._on_gpus else []), *(job.rank for job in jobs)):
             index = rank // wanted.ranks_per_node
-            handle = ray.remote(RankActor).options(
+            handle = ray.remote(in_ray.RankActor).options(
                 num_cpus=wanted.each[CPU],
                 num_gpus=wanted.each.get(GPU, 0),
                 max_restarts=0,
