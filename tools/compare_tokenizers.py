@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts = Comparison(folder, flags.texts, flags.seed, flags.show).counts
         except TokenizerError as error:
             print(f"| {folder.name} | refused: {error} | | | | |", flush=True)
+            different = True
             continue
         chat = "no template" if counts.chat is None else counts.chat
         figures = (counts.encode, chat, counts.decode, counts.streamed, counts.taken_back)

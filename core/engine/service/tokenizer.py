@@ -257,6 +257,7 @@ class Tokenizer:
             if not stream.begins:
                 break
             stream.feed(token)
+        stream.flush()  # of a character that the first tokens of ``after`` do not finish
         return stream
 
     def spells_special(self, text: str) -> bool:
