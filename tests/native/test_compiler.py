@@ -47,7 +47,7 @@ def answer(compiler: native.Compiler, source: Path) -> int:
 def kept() -> list[Path]:
     folder = library_cache.cache_folder()
     assert folder is not None
-    return sorted(folder.iterdir())
+    return sorted(file for file in folder.iterdir() if not file.name.startswith("compiler-"))
 
 
 def test_a_source_is_compiled_once_and_again_when_it_changes(tmp_path: Path, compiler: native.Compiler) -> None:
@@ -113,6 +113,27 @@ def test_a_compiler_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("CXX", f"{broken} -fsome-flag")
     reason = native.find_compiler()
     assert isinstance(reason, str) and str(broken) in reason and "no OpenMP here" in reason
+
+
+@pytest.mark.usefixtures("search")
+def test_a_compiler_is_tried_once_and_again_when_its_program_changes(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process asks, and trying takes half a second."""
+    mine, asked = tmp_path / "my-cxx", tmp_path / "asked"
+    text = f'#!/bin/sh\necho "$@" >> {asked}\necho one\n[ "$1" = --version ] || exec {compiler.command[0]} "$@"\n'
+
+    def found() -> native.Compiler | str:
+        native.find_compiler.cache_clear()
+        return native.find_compiler()
+
+    mine.write_text(text)
+    mine.chmod(0o755)
+    monkeypatch.setenv("CXX", str(mine))
+    assert found() == found() == native.Compiler((str(mine),), "one")
+    assert len(asked.read_text().splitlines()) == 2, "--version, and a program"
+    mine.write_text(text.replace("echo one", "echo other"))
+    assert found() == native.Compiler((str(mine),), "other")
 
 
 def test_kernels_share_torchs_threads(tmp_path: Path, compiler: native.Compiler) -> None:

@@ -119,18 +119,40 @@ def find_compiler() -> Compiler | str:
     command = next((one for one in candidates if shutil.which(one[0]) is not None), None)
     if command is None:
         return f"no C++ compiler found (looked for {', '.join(one[0] for one in candidates)}): install g++, {INSTEAD}"
-    shown = shlex.join(command)
+    try:
+        return Compiler(tuple(command), _version(command))
+    except _Unfit as why:
+        return f"{shlex.join(command)} {why}"
+
+
+class _Unfit(Exception):
+    """Why a compiler cannot be used."""
+
+
+def _version(command: list[str]) -> str:
+    """First line of ``--version``, once it has built a program: kept for the next start, as long as the programs that
+    the command names are the same files. Raises :class:`_Unfit`."""
+    from engine.native.library_cache import remembered
+
+    programs = (Path(path).resolve() for path in map(shutil.which, command) if path is not None)
+    states = ((str(path), (status := path.stat()).st_size, status.st_mtime_ns, status.st_ino) for path in programs)
+    parts = (*map(str, states), *command, *FLAGS, PROBE)
+    key = hashlib.sha256("\0".join(parts).encode() + _processor()).hexdigest()[:32]
+    return remembered(f"compiler-{key}.txt", lambda: _tried(command).encode()).decode()
+
+
+def _tried(command: list[str]) -> str:
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
         compiler = Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
         build = [*compiler.build, "-x", "c++", "-", "-o", os.devnull]
         probe = subprocess.run(build, input=PROBE, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{shown} does not run: {error}"
+        raise _Unfit(f"does not run: {error}") from error
     if probe.returncode != 0:
         why = next(iter(probe.stderr.strip().splitlines()), "no message")
-        return f"{shown} does not build OpenMP code: {why}"
-    return compiler
+        raise _Unfit(f"does not build OpenMP code: {why}")
+    return compiler.version
 
 
 def _processor() -> bytes:

@@ -17,10 +17,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.native.compiler import Compiler, Source
 from engine.native.folder import exposed, open_own, unusable, user_folder
 from engine.native.scratch import replacing, sweep
+
+if TYPE_CHECKING:
+    from engine.native.compiler import Compiler, Source
 
 DIGEST_BYTES = 32
 MOST_BYTES = 1 << 26
@@ -32,7 +35,7 @@ INSTEAD = "set XDG_CACHE_HOME to a folder that only this user can write to"
 
 def build(compiler: Compiler, source: Source, anew: bool = False) -> bytes:
     """The shared library of ``source``: as kept, unless it is to be built ``anew``. Raises :class:`NativeError`."""
-    return _kept(_library(compiler, source), lambda: compiler.compile(source), anew)
+    return remembered(_library(compiler, source), lambda: compiler.compile(source), anew)
 
 
 def kept(compiler: Compiler, source: Source) -> bytes | None:
@@ -52,12 +55,13 @@ def rates(
     names always what was kept first. Without a cache folder each process measures."""
     key = hashlib.sha256("\0".join((compiler.key(source), *names)).encode()).hexdigest()[:32]
     measured: dict[str, float] = json.loads(
-        _kept(f"{source.name}-{key}{RATES}", lambda: json.dumps(measure()).encode())
+        remembered(f"{source.name}-{key}{RATES}", lambda: json.dumps(measure()).encode())
     )
     return measured
 
 
-def _kept(name: str, make: Callable[[], bytes], anew: bool = False) -> bytes:
+def remembered(name: str, make: Callable[[], bytes], anew: bool = False) -> bytes:
+    """What ``make`` returned first. Raises what it raises, and keeps nothing then."""
     folder = cache_folder()
     if folder is None:
         return make()

@@ -74,7 +74,7 @@ ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTE
 
 
 @cache
-def kernels(computed: torch.dtype, stored: torch.dtype) -> ctypes.CDLL:
+def kernels(computed: torch.dtype, stored: torch.dtype) -> Any:
     """The functions for queries and cached elements of these types. Raises :class:`engine.native.NativeError`."""
     functions = {"attention": ARGUMENTS, "count_splits": (POINTER, POINTER, POINTER)}
     source = attention_source(COMPUTED[computed], (COMPUTED | SCALED)[stored])

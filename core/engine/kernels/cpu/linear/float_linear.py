@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ PROBE_ROWS, PROBE_OUTPUTS, PROBE_INPUTS = 64, 512, 1024
 
 
 @cache
-def kernels(dtype: torch.dtype) -> ctypes.CDLL:
+def kernels(dtype: torch.dtype) -> Any:
     """The compiled functions, of :data:`DTYPES`. Raises :class:`engine.native.NativeError`."""
     return load_linears(float_source(_short(dtype)))
 

@@ -7,9 +7,9 @@ with integer codes are exact. Activations in float32, and weights in e4m3, are m
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ class _Linear(PanelLinear):
 
 
 @cache
-def kernels(dtype: torch.dtype, form: str) -> ctypes.CDLL:
+def kernels(dtype: torch.dtype, form: str) -> Any:
     """The compiled functions for activations of :data:`DTYPES` and weights of
     :data:`~engine.kernels.cpu.linear.sources.FORMATS`. Raises :class:`engine.native.NativeError`."""
     return load_linears(integer_source(DTYPES[dtype], form))
