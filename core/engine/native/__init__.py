@@ -15,9 +15,9 @@ A source is compiled for exactly this processor (``-march=native``, or what ``CX
 
 from engine.native.calls import Function, NativeCall, in_one
 from engine.native.compiler import Compiler, NativeError, Source, find_compiler
-from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, THREAD_POOL, load, pointer, rates
+from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer, rates
 
 __all__ = [
-    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "THREAD_POOL", "Compiler", "Function", "NativeCall",
-    "NativeError", "Source", "find_compiler", "in_one", "load", "pointer", "rates",
+    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "Function", "NativeCall", "NativeError",
+    "Source", "find_compiler", "in_one", "load", "pointer", "rates",
 ]  # fmt: skip

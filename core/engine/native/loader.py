@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 """Types of arguments."""
 THREAD_POOL = Source(Path(__file__).with_name("thread_pool.cpp"))
+"""What kernels compute on."""
 ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 """``Activation`` of ``activations.h``, by the names of :data:`~engine.contracts.ops.Act`."""
 

@@ -6,7 +6,8 @@ from engine.assembly.bind import build_context, build_slots, plugin_sources
 from engine.assembly.plan import EnginePlan
 from engine.kernels.cpu.sources import graph_sources
 from engine.models.record import recorded
-from engine.native import THREAD_POOL, ahead
+from engine.native import ahead
+from engine.native.loader import THREAD_POOL
 
 PHASE = "compile kernels"
 
