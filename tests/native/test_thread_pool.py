@@ -39,7 +39,8 @@ extern "C" void count_units(int64_t units, int64_t most, int32_t* counts, int64_
         while (pieces.take()) {
             const int64_t width = pieces.last - pieces.first;
             for (int64_t seen = widest; seen < width && !widest.compare_exchange_weak(seen, width);) {}
-            for (int64_t unit = pieces.first; unit < pieces.last; unit++) __atomic_fetch_add(counts + unit, 1, __ATOMIC_RELAXED);
+            for (int64_t unit = pieces.first; unit < pieces.last; unit++)
+                __atomic_fetch_add(counts + unit, 1, __ATOMIC_RELAXED);
         }
     });
     *largest = widest;

@@ -9,8 +9,8 @@ folder and of its own. The core and plugins load theirs the same way::
 A kernel with many templates is compiled in parts: ``macros`` say which (``ELEMENT=bfloat16``). What a plan will need is
 best named ahead (``Provider.sources``): start-up then compiles all of it at once, while torch is imported.
 
-A source is compiled for exactly this processor (``-march=native``, or what ``CXX`` names), so its macros
-(``__AVX512BF16__``, ``__AMX_BF16__``, ...) say what it may use.
+``thread_pool.h`` shares work among threads. A source is compiled for exactly this processor (``-march=native``, or what
+``CXX`` names), so its macros (``__AVX512BF16__``, ``__AMX_BF16__``, ...) say what it may use.
 """
 
 from engine.native.calls import Function, NativeCall, in_one

@@ -30,8 +30,7 @@ def load(file: Path, functions: Mapping[str, tuple[Any, ...]], macros: tuple[str
 
     ``macros``: ``NAME=VALUE`` each, to compile it with; ``functions``: argument types of the functions that are called
     and return nothing (:class:`~engine.native.calls.Function`). Others take nothing and return an ``int``. Import torch
-    first: its OpenMP library is then the one the kernels use, so that there is one team of threads. A call releases the
-    GIL.
+    first: its OpenMP library is then the one that says how many threads there are. A call releases the GIL.
     """
     library = open_library(Source(file, macros))
     for name, arguments in functions.items():

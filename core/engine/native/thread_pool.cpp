@@ -5,16 +5,15 @@
 
 #include "thread_pool.h"
 
-#include <omp.h>
+#include <fcntl.h>
 #include <linux/futex.h>
+#include <omp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <fcntl.h>
 
 #include <atomic>
 #include <cstdio>
@@ -25,7 +24,7 @@ namespace {
 
 using Body = void (*)(const void*, Pieces&);
 
-constexpr int PIECES = 4;              // of the units left, a piece is one part in so many per thread
+constexpr int PIECES = 3;              // of the units left, a piece is one part in so many per thread
 constexpr int WOKEN = 2;               // sleepers that a thread wakes: they wake the others
 constexpr int LOOKS = 16;              // between two looks at the clock
 constexpr uint32_t SLEEPS = 1u << 31;  // in `computed`: the owner is to be woken
@@ -132,14 +131,14 @@ public:
             since_look_ = 0;
             lost += without_core();
         }
-        lost_ = std::max<int64_t>(0, lost_ + lost - took / TOLERATED);
+        lost_ = std::max<int64_t>(0, lost_ + std::min(lost, MOST_LOST / 2) - took / TOLERATED);
         if (lost_ > MOST_LOST && uses_ > 1 && computed_ >= fewer_from_) begin(-1);
         else if (uses_ < wanted_ && computed_ >= more_from_) begin(1);
     }
 
 private:
     static constexpr int64_t TOLERATED = 16;         // one part in so many of a job's time may be lost
-    static constexpr int64_t MOST_LOST = 4'000'000;  // and so much at once: a turn of another process on a core
+    static constexpr int64_t MOST_LOST = 4'000'000;  // and so much at once, but not by one event: two are no accident
     static constexpr int64_t LOOK = 4'000'000, TRIAL = 20'000'000;
     static constexpr int64_t SHORTEST_REST = 100'000'000, LONG_REST = 400'000'000, LONGEST_REST = 1'600'000'000;
 
@@ -183,7 +182,7 @@ private:
     Times times_;
 };
 
-std::atomic<uint32_t> forks{0};  // of this process's ancestors: a child has none of its parent's threads
+std::atomic<uint32_t> forks{0};  // up to this process: a child has none of its parent's threads
 
 thread_local bool computes = false;  // within a job
 
@@ -238,7 +237,8 @@ struct Team {
         context.store(with, std::memory_order_relaxed);
         computed.store(0, std::memory_order_relaxed);
         const uint64_t number = (left.load(std::memory_order_relaxed) >> UNIT_BITS) + 1;
-        left.store(number << UNIT_BITS | count);  // in one order with `asleep`: a worker sees this, or this sees it asleep
+        // In one order with `asleep`: either a worker sees this, or this thread sees it asleep.
+        left.store(number << UNIT_BITS | count);
         wake_some();
         const Pieces mine = compute();
         wait_for(count - mine.computed_, kind, began, mine.taken_);
@@ -382,7 +382,7 @@ Team& own_team() {
 
 int64_t num_threads() { return computes ? 1 : own_team().wanted(); }
 
-// Of jobs that take about as long: work counts by eighths of a power of two, as that of attention grows with each token.
+// Of jobs that take about as long. Work counts by eighths of a power of two: that of attention grows with each token.
 uint64_t kind_of(Body body, uint64_t work) {
     const int exponent = 63 - __builtin_clzll(work | 8);
     const uint64_t rounded = work >> (exponent - 3) | static_cast<uint64_t>(exponent) << 4;

@@ -69,8 +69,8 @@ void parallel(int64_t units, int64_t most, int64_t work, const Body& body) {
         body(pieces);
         return;
     }
-    thread_pool->run(units, most, work, [](const void* body, Pieces& pieces) { (*static_cast<const Body*>(body))(pieces); },
-                     &body);
+    const auto call = [](const void* body, Pieces& pieces) { (*static_cast<const Body*>(body))(pieces); };
+    thread_pool->run(units, most, work, call, &body);
 }
 
 // body(unit), of which a thread takes at most `most` at a time: 1 where some take much longer than others.

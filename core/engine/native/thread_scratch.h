@@ -7,7 +7,7 @@
 
 class Scratch {
 public:
-    // What was there before is gone. Without memory the process ends: nothing can be thrown through a parallel region.
+    // What was there before is gone. Without memory the process ends: nothing can be thrown through a job.
     void* take(size_t bytes) {
         if (bytes > size_) {
             size_ = (bytes + 63) / 64 * 64;

@@ -225,9 +225,8 @@ class ModelRunner:
 class DeviceWorker:
     """Where everything runs that computes: this thread, or one of its own.
 
-    With a thread of its own, loading must run there too. OpenMP keeps one team per calling thread, and as soon as the
-    teams together have more threads than the machine has cores, waiting at a barrier becomes sleeping: on a CPU that
-    costs more than all of the overlap gains.
+    With a thread of its own, loading must run there too: kernels, and torch's OpenMP library, keep one team of threads
+    for each thread that calls.
     """
 
     def __init__(self, own_thread: bool) -> None:

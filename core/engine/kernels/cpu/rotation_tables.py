@@ -27,14 +27,14 @@ class RotationTables:
 
     def __call__(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """``positions``: int64 ``[num_tokens]``."""
-        if not isinstance(positions, Value):
-            if not self._tables:  # no program wants any
-                return self._rotate(positions)
+        if isinstance(positions, Value):
+            self._set_aside(positions.program.max_len)
+            if self not in positions.program.rotations:
+                positions.program.rotations.append(self)
+        elif self._tables:
             self.reach(int(positions.max()) + 1)
-            return tuple((cos[positions], sin[positions]) for cos, sin in self._tables)
-        self._set_aside(positions.program.max_len)
-        if self not in positions.program.rotations:
-            positions.program.rotations.append(self)
+        else:  # no program has any
+            return self._rotate(positions)
         return tuple((lookup(cos, positions, "cos"), lookup(sin, positions, "sin")) for cos, sin in self._tables)
 
     def reach(self, length: int) -> None:

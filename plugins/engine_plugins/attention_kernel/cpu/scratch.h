@@ -41,7 +41,7 @@ class Arena {
     ~Arena() { std::free(memory_); }
 
     // Uninitialised floats, from a cache line's beginning on; what was reserved before is gone. Without memory the
-    // process ends: nothing can be thrown through a parallel region.
+    // process ends: nothing can be thrown through a job.
     float* reserve(int64_t floats) {
         if (floats > size_) {
             std::free(memory_);
