@@ -4,9 +4,10 @@
 
 BEFORE and AFTER are checkouts. Every engine stays resident in a process of its own and they take turns, in another
 order each round: AFTER, BEFORE, and BEFORE with the two settings that help it on shared cores, ``threads=1`` and
-``GOMP_SPINCOUNT=5000``. With ``--first`` neighbours share the cores with the engines alone, whoever else computes. TTFT is that of a prompt of 128 tokens, TPOT that of one request alone; "eight" is how long
+``GOMP_SPINCOUNT=5000``. TTFT is that of a prompt of 128 tokens, TPOT that of one request alone; "eight" is how long
 eight requests at once take, of 32 tokens each. Quiet, AFTER is compared with BEFORE; beside a busy process with the
-best of all three of BEFORE. Ratios are medians over the rounds with 95 % intervals (bootstrap over rounds).
+best of all three of BEFORE. Ratios are of medians over the rounds, with 95 % intervals (bootstrap over rounds). With
+``--first`` engines and neighbours share the cores among themselves alone, whoever else computes.
 """
 
 from __future__ import annotations
