@@ -26,8 +26,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from quiet import first_in_line
-
 BEFORE, AFTER = "before", "after"
 SETTINGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     AFTER: ((), {}),
@@ -163,6 +161,8 @@ def report(title: str, times: Times, rivals: Sequence[str], rng: random.Random) 
 
 
 def main() -> None:
+    from quiet import first_in_line  # needs an engine, and children have that of another tree
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
