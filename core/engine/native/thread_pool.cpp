@@ -86,8 +86,8 @@ public:
 
 private:
     // The mean is that of the latest jobs: of about WINDOW ns, for few of them take long while others use a core.
-    static constexpr float WINDOW = 20e6f;
-    static constexpr int FEWEST = 16, MOST = 2048;
+    static constexpr float WINDOW = 8e6f;
+    static constexpr int FEWEST = 16, MOST = 1024;
     static constexpr int64_t KINDS = 64, SETTINGS = 4;
 
     struct Entry {
@@ -140,7 +140,7 @@ private:
     static constexpr int64_t TOLERATED = 16;         // one part in so many of a job's time may be lost
     static constexpr int64_t MOST_LOST = 4'000'000;  // and so much at once, but not by one event: two are no accident
     static constexpr int64_t LOOK = 4'000'000, TRIAL = 20'000'000;
-    static constexpr int64_t SHORTEST_REST = 100'000'000, LONG_REST = 400'000'000, LONGEST_REST = 1'600'000'000;
+    static constexpr int64_t SHORTEST_REST = 100'000'000, LONG_REST = 200'000'000, LONGEST_REST = 1'600'000'000;
 
     void begin(int64_t step) { step_ = step, tried_ = expected_ = 0; }
 
