@@ -19,7 +19,7 @@ SECTIONS: tuple[Section, ...] = (
             interpreted=True),
     Section("linears", "linears", "fused linears, norm, RoPE and KV write against float64, PDL on and off", 140,
             interpreted=True),
-    Section("formats", "formats", "quantized linears of every format against float64", 150, interpreted=True),
+    Section("formats", "formats", "quantized linears of every format against float64", 140, interpreted=True),
     Section("sampling", "sampling", "sampling kernels against torch on the CPU, in real vocabularies", 140,
             interpreted=True),
     Section("machine_code", "machine_code", "weights are loaded above the wait of a dependent launch", 140),
