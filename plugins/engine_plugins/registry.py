@@ -266,6 +266,7 @@ def engine_drafter() -> list[Provider]:
             "engine_plugins.drafter.draft_model:DraftModelDrafter",
             config=DraftModelConfig,
             provides=("drafts",),
+            sources="engine.sampling.sources:drafting_sources",
             doc="A smaller model of the same family drafts.",
         ),
         Provider(
@@ -273,6 +274,7 @@ def engine_drafter() -> list[Provider]:
             "engine_plugins.drafter.eagle3.drafter:Eagle3Drafter",
             config=Eagle3Config,
             provides=("drafts",),
+            sources="engine.sampling.sources:drafting_sources",
             doc="A small head on the model's hidden states drafts.",
         ),
         Provider(
@@ -287,6 +289,7 @@ def engine_drafter() -> list[Provider]:
             "engine_plugins.drafter.early_exit:EarlyExitDrafter",
             config=EarlyExitConfig,
             provides=("drafts",),
+            sources="engine.sampling.sources:drafting_sources",
             doc="The model's own first layers draft.",
         ),
     ]

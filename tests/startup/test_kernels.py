@@ -18,6 +18,7 @@ from engine.kernels.cpu import elementwise, expert_ops, head_ops, layer_ops, rec
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.native import Source, ahead, calls
 from engine.native.loader import THREAD_POOL
+from engine.sampling import choose_native
 from engine.startup import kernels
 from engine.startup.build import build_engine
 from engine_plugins.attention_kernel.cpu import kernel as cpu_attention
@@ -30,6 +31,7 @@ pytestmark = needs_compiler
 LOADERS: tuple[Any, ...] = (
     *(module.kernels for module in (elementwise, expert_ops, head_ops, layer_ops, recurrent, row_ops)),
     *(float_linear.kernels, integer_linear.kernels, integer_linear.best_instructions, cpu_attention.kernels),
+    choose_native.kernels,
 )
 
 
@@ -77,6 +79,7 @@ FORMATS = (
     ("model.dtype=bfloat16",),
     ("model.dtype=bfloat16", "quantizer=int8", "quantizer.cache=none"),
     ("model.dtype=float32", "quantizer=int4", "quantizer.group_size=32", "quantizer.cache=none"),
+    ("model.dtype=float32", "drafter=early_exit", "drafter.layers=1"),
 )
 
 

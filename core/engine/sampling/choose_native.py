@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from engine import native
 from engine.native import INT64, POINTER, NativeCall
+from engine.sampling.sources import CHOOSE
 
 
 class Columns(ctypes.Structure):
@@ -25,7 +25,7 @@ _FUNCTIONS = {"choose_tokens": (POINTER, POINTER, POINTER, INT64, INT64, POINTER
 @cache
 def kernels() -> Any:
     """The compiled function. Raises :class:`engine.native.NativeError`."""
-    return native.load(Path(__file__).with_name("choose.cpp"), _FUNCTIONS)
+    return native.load(CHOOSE.file, _FUNCTIONS)
 
 
 def chosen(
