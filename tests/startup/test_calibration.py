@@ -82,7 +82,7 @@ def test_costs_are_of_one_model_plan_and_device() -> None:
     plain = calibration_key(assemble(COMMON))
     for same in ("server.port=9999", "scheduler=continuous"):
         assert calibration_key(assemble([*COMMON, same])) == plain
-    for other in ("threads=1", "model.dtype=bfloat16", "kv_allocator.block_size=32"):
+    for other in ("threads=2", "model.dtype=bfloat16", "kv_allocator.block_size=32"):
         assert calibration_key(assemble([*COMMON, other])) != plain
 
 

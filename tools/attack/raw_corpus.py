@@ -79,9 +79,9 @@ def raw_corpus() -> list[Raw]:
 
 
 REQUEST_LINES = (
-    *(b"GARBAGE", b"\0\0\0\0", b"GET", b"GET /", b" GET / HTTP/1.1", b"GET / HTTP/9.9", b"GET / HTTP/1.1 extra"),
-    *(b"GET / HTTP/1.", b"GET / FTP/1.1", b"GET /\x01 HTTP/1.1", b"G\xc3\x89T / HTTP/1.1", b"GET  HTTP/1.1"),
-    *(b"GET /" + b"a" * 9000 + b" HTTP/1.1", b"GET / http/1.1", b"GET / HTTP/-1.1", b"GE(T / HTTP/1.1"),
+    *(b"GARBAGE", b"\0\0\0\0", b"GET", b"GET /x", b" GET /x HTTP/1.1", b"GET /x HTTP/9.9", b"GET /x HTTP/1.1 extra"),
+    *(b"GET /x HTTP/1.", b"GET /x FTP/1.1", b"GET /\x01 HTTP/1.1", b"G\xc3\x89T /x HTTP/1.1", b"GET  HTTP/1.1"),
+    *(b"GET /" + b"a" * 9000 + b" HTTP/1.1", b"GET /x http/1.1", b"GET /x HTTP/-1.1", b"GE(T /x HTTP/1.1"),
 )
 TARGETS = (
     *(

@@ -133,6 +133,8 @@ OTHER = {
     "skip_special_tokens": False, "n": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
     "logit_bias": {"5": 1.0}, "cache_salt": "tenant", "max_completion_tokens": 3, "logprobs": 1, "top_logprobs": 2,
     "add_generation_prompt": False, "echo": True, "best_of": 1, "model": "other",
+    "chat_template_kwargs": {"a": 1}, "enable_thinking": True, "think": True, "reasoning_effort": "low",
+    "return_token_ids": True,
 }  # fmt: skip
 """Another value of every field of a request, the prompt apart."""
 

@@ -210,3 +210,8 @@ def test_gptq_patterns_leave_layers_or_give_them_bits_of_their_own() -> None:
     down, up = (recipe.scheme_of(f"model.layers.1.mlp.{name}_proj", False) for name in ("down", "up"))
     assert down is not None and (down.bits, down.block, down.symmetric, down.ordered) == (8, (1, 64), True, True)
     assert up is not None and (up.bits, up.block, up.symmetric) == (4, (1, 32), False)
+
+
+@pytest.mark.parametrize("name", ["ct fp8 channel, head", "gptq w4 one group, head"])
+def test_a_quantized_head_that_is_stored_is_the_head_of_a_tied_model_too(name: str, tmp_path: Path) -> None:
+    assert difference(*write_case(tmp_path, CASES[name], tie_word_embeddings=True)) <= LARGEST

@@ -326,9 +326,3 @@ def test_a_pattern_that_ignores_nothing_leaves_the_head_quantized(tmp_path: Path
     case = CASES["ct w4 g32 sym"]
     text = error_of(tmp_path, replace(case, quantization=case.quantization | {"ignore": ["re:.*lm_haed"]}))
     assert "missing from the checkpoint: lm_head.weight_packed" in text
-
-
-def test_a_tied_head_that_is_quantized_in_the_file_is_named(tmp_path: Path) -> None:
-    quantized, _ = write_case(tmp_path, CASES["ct fp8 channel, head"], tie_word_embeddings=True)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
-        loaded(quantized)
