@@ -24,7 +24,7 @@ namespace {
 
 using Body = void (*)(const void*, Pieces&);
 
-constexpr int PIECES = 3;              // of the units left, a piece is one part in so many per thread
+constexpr int PIECES = 2;              // of the units left, a piece is one part in so many per thread
 constexpr int WOKEN = 2;               // sleepers that a thread wakes: they wake the others
 constexpr int LOOKS = 16;              // between two looks at the clock
 constexpr uint32_t SLEEPS = 1u << 31;  // in `computed`: the owner is to be woken
