@@ -379,7 +379,7 @@ def test_no_child_runs_files_of_the_current_folder():
 
 
 WALL_CLOCK = {
-    "core/engine/native/library_cache.py",  # ages of files
+    "core/engine/native/file_cache.py",  # ages of files
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/http/preparing.py",  # "created"
     "core/engine/http/state.py",  # "created"

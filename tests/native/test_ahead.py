@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import native
-from engine.native import Source, ahead, library_cache, loader
+from engine.native import Source, ahead, file_cache, library_cache, loader
 from tests.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -41,7 +41,7 @@ def answers(sources: list[Source]) -> list[int]:
 
 
 def kept() -> list[str]:
-    folder = library_cache.cache_folder()
+    folder = file_cache.cache_folder()
     assert folder is not None
     return sorted(file.name.partition("-")[0] for file in folder.glob("*.so"))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import native
-from engine.native import Source, library_cache, loader
+from engine.native import Source, file_cache, library_cache, loader
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -45,7 +45,7 @@ def answer(compiler: native.Compiler, source: Path) -> int:
 
 
 def kept() -> list[Path]:
-    folder = library_cache.cache_folder()
+    folder = file_cache.cache_folder()
     assert folder is not None
     return sorted(file for file in folder.iterdir() if not file.name.startswith("compiler-"))
 
@@ -67,7 +67,7 @@ def test_a_changed_header_beside_the_source_is_a_change(tmp_path: Path, compiler
 
 
 def test_what_is_old_is_removed(tmp_path: Path, compiler: native.Compiler) -> None:
-    folder = library_cache.cache_folder()
+    folder = file_cache.cache_folder()
     assert folder is not None
     old, other, recent = (folder / name for name in ("kernel-1.so", "other-1.so", "kernel-3.so"))
     for path in (old, other, recent):
@@ -166,7 +166,7 @@ def test_a_kept_library_that_does_not_load_here_is_built_again(tmp_path: Path, c
     source = write(tmp_path)
     library_cache.build(compiler, Source(source))
     (file,) = kept()
-    library_cache._write(file, b"of another machine")
+    file_cache._write(file, b"of another machine")
     assert native.load(source, {}).answer() == 42
     assert answer(compiler, source) == 42
 

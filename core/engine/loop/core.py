@@ -137,8 +137,7 @@ class EngineCore:
         self._eos = frozenset(settings.eos_token_ids)
         self._caches = bound.kv_allocator.caches_prefixes
         self._drafter = bound.drafter
-        self.unread: Callable[[], int] = int
-        """Sequences that have arrived and were not submitted yet: they wait, too. None, unless somebody says so."""
+        self._num_unread: Callable[[], int] = int
         self._arrivals = 0
         self._steps = 0
         self._failures = 0
@@ -203,6 +202,10 @@ class EngineCore:
             yield
 
     # Requests ---------------------------------------------------------------------------------------------------
+
+    def count_as_waiting(self, num_unread: Callable[[], int]) -> None:
+        """Sequences that have arrived and were not submitted yet wait, too: ``num_unread()`` says how many."""
+        self._num_unread = num_unread
 
     def submit(self, request: EngineRequest, arrived_s: float | None = None) -> None:
         """Queue a request. One that can never run is answered with ``finish_reason="error"`` at the next step.
@@ -428,7 +431,7 @@ class EngineCore:
 
     @property
     def _num_waiting(self) -> int:
-        return len(self._queues.waiting) + self.unread()
+        return len(self._queues.waiting) + self._num_unread()
 
     def stats(self) -> EngineStats:
         return EngineStats(

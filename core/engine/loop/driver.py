@@ -33,7 +33,7 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
     def send_expert_load() -> None:
         send(ExpertLoad(dict(expert_load())))
 
-    core.unread = inbox.unread
+    core.count_as_waiting(inbox.unread)
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox, send_expert_load):

@@ -21,8 +21,8 @@ MAX_FRAME = 256 * 1024 * 1024
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request: EngineRequest
-    arrived_s: float = 0.0
-    """When it reached the engine, on its clock; the engine's inbox says so."""
+    arrived_s: float | None = None
+    """When it reached the engine, on its clock. Set by the engine's inbox; ``None`` until then."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

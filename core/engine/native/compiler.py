@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.native.file_cache import remembered
 from engine.native.scratch import scratch_folder
 
 NAMES = ("c++", "g++")
@@ -132,8 +133,6 @@ class _Unfit(Exception):
 def _version(command: list[str]) -> str:
     """First line of ``--version``, once it has built a program: kept for the next start, as long as the programs that
     the command names are the same files. Raises :class:`_Unfit`."""
-    from engine.native.library_cache import remembered
-
     programs = (Path(path).resolve() for path in map(shutil.which, command) if path is not None)
     states = ((str(path), (status := path.stat()).st_size, status.st_mtime_ns, status.st_ino) for path in programs)
     parts = (*map(str, states), *command, *FLAGS, PROBE)
