@@ -194,7 +194,7 @@ def test_torch_is_not_imported_by_the_front_of_the_house():
     files = [f for package in TORCH_FREE for f in sources(CORE / package) if relative(f) not in WITH_TENSORS]
     imported_by_the_front = ("output.py", "process.py", "memory/report.py")
     files += [CORE / "startup" / name for name in imported_by_the_front]
-    files += [PLUGINS / "registry.py", *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command" / "bench")]
+    files += [*PLUGINS.glob("*/__init__.py"), *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command" / "bench")]
     files += [*PLUGINS.glob("command/*/command.py"), *sources(PLUGINS / "architecture")]
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"

@@ -15,8 +15,8 @@ import yaml
 from engine import testing
 from engine.assembly.discovery import discover
 from engine.cli.commands import commands
-from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings, SchedulerConfig
+from engine.contracts.slots import SLOTS
 from engine.testing.context import build_context
 from engine.testing.scheduler import BLOCK, SchedulerConformance
 

@@ -8,9 +8,8 @@ import pytest
 
 from engine import hookspecs
 from engine.assembly.discovery import command_error, provider_error
-from engine.contracts import API_SLOTS, MULTI_SLOTS, SLOTS
-from engine.contracts.config import SLOT_CONFIGS
 from engine.contracts.provider import PLUGIN_API
+from engine.contracts.slots import SLOTS
 from engine.testing.context import build_context
 
 HOOKS = {name: value for name, value in vars(hookspecs).items() if name.startswith("engine_") and callable(value)}
@@ -23,10 +22,6 @@ def example(hook) -> str:
 
 def test_there_is_one_hook_per_slot_one_for_yaml_and_one_for_commands():
     assert set(HOOKS) == {*(f"engine_{slot}" for slot in SLOTS), "engine_config_searchpath", "engine_command"}
-
-
-def test_every_slot_has_a_config_base():
-    assert set(SLOT_CONFIGS) == set(SLOTS) and set(SLOTS) >= MULTI_SLOTS | API_SLOTS
 
 
 @pytest.mark.parametrize("name", sorted(HOOKS))
@@ -50,7 +45,7 @@ def test_the_example_of_a_hook_runs_and_offers_a_plugin_that_may_be_selected(slo
     monkeypatch.setitem(sys.modules, "engine_mine", ModuleType("engine_mine"))  # where dataclasses look
     (provider,) = answer(f"engine_{slot}")
     assert provider_error(slot, provider) == ""
-    (provider.config or SLOT_CONFIGS[slot])()
+    (provider.config or SLOTS[slot].config)()
     context = build_context()
     reasons = provider.unsupported(context.model, context.device)
     assert isinstance(reasons, tuple) and all(isinstance(reason, str) for reason in reasons)
@@ -66,7 +61,7 @@ def test_the_examples_of_the_other_hooks_run():
 def test_config_classes_in_the_examples_derive_from_the_base_of_their_slot(slot):
     for node in ast.parse(example(HOOKS[f"engine_{slot}"])).body:
         if isinstance(node, ast.ClassDef):
-            assert [base.id for base in node.bases] == [SLOT_CONFIGS[slot].__name__]
+            assert [base.id for base in node.bases] == [SLOTS[slot].config.__name__]
 
 
 def test_the_entry_point_group_carries_the_major_version():

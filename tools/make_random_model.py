@@ -24,7 +24,6 @@ from torch import Tensor
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.models.record import recorded
 from engine.testing.architecture import tensors_of
 
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -105,7 +104,7 @@ def tensors_of_family(folder: Path, dtype: torch.dtype, seed: int) -> Iterator[t
     """Those of the ``config.json`` in a folder: matrices as above, all else ones."""
     plan = assemble([f"model.path={folder}", "device=cpu", "exporter=[]"])
     generator = torch.Generator().manual_seed(seed)
-    for name, shape in tensors_of(recorded(bind(plan).architecture, plan.model)):
+    for name, shape in tensors_of(bind(plan).graph):
         is_matrix = len(shape) > 1
         weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5 if is_matrix else torch.ones(shape)
         yield name, weight.to(dtype)

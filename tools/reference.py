@@ -16,14 +16,14 @@ from engine.assembly.discovery import discover
 from engine.cli.command import parser_of
 from engine.cli.commands import behind_others, commands, load
 from engine.cli.plugins.docstrings import as_markdown, assigned, string
-from engine.contracts import SLOTS
 from engine.contracts.command import Command
-from engine.contracts.config import SLOT_CONFIGS, PluginSettings
+from engine.contracts.config import PluginSettings
+from engine.contracts.slots import SLOTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "engine"
 PAGE = ROOT / "docs" / "reference.md"
-SHARED = ("provider", "command", "config", "model", "graph", "ops", "request", "events", "step_cost")
+SHARED = ("slots", "provider", "command", "config", "model", "graph", "ops", "request", "events", "step_cost")
 """Modules of ``engine.contracts`` that no slot has for itself, in the order of the page."""
 
 KINDS = {"Protocol": "Contract", "msgspec.Struct": "Data"}
@@ -46,7 +46,7 @@ def page() -> str:
     parts = {
         "Commands": _commands(),
         "Hooks": _hooks(),
-        **{f"Slot {slot}": _module(slot, f"config base: `{SLOT_CONFIGS[slot].__name__}`") for slot in SLOTS},
+        **{f"Slot {slot}": _module(slot, f"config base: `{SLOTS[slot].config.__name__}`") for slot in SLOTS},
         **{f"Module {name}": _module(name) for name in SHARED},
     }
     contents = " · ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in parts)

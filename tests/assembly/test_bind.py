@@ -10,10 +10,10 @@ from engine.assembly.describe import describe
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
-from engine.contracts import SLOTS
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.provider import BuildContext, Provider
 from engine.contracts.scheduler import Schedule
+from engine.contracts.slots import SLOTS
 
 
 @dataclass(frozen=True)

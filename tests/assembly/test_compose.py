@@ -8,9 +8,9 @@ import yaml
 
 from engine.assembly.compose import AUTO, compose, conf_dir, plugin_settings, usable
 from engine.assembly.errors import AssemblyError
-from engine.contracts import SLOTS
 from engine.contracts.config import DrafterConfig, PluginSettings, Settings
 from engine.contracts.provider import Provider
+from engine.contracts.slots import SLOTS
 
 PRESETS = ("balanced", "baseline", "latency", "throughput")
 
@@ -85,7 +85,7 @@ def picked(composed, slot):
 def test_without_overrides_every_slot_is_filled_and_settings_are_the_defaults(builtins):
     composed = compose([], builtins)
     assert composed.settings == Settings()
-    assert tuple(composed.selections) == SLOTS
+    assert tuple(composed.selections) == tuple(SLOTS)
     assert all(len(composed.selections[slot]) == 1 for slot in SLOTS)
 
 

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import pytest
 
 from engine.assembly.discovery import Origin, PluginEntry, discover
-from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import DrafterConfig, PluginSettings, SchedulerConfig
 from engine.contracts.provider import Provider
+from engine.contracts.slots import SLOTS
 from engine.hookspecs import ENTRY_POINT_GROUP
 
 

@@ -12,12 +12,11 @@ import pytest
 import structlog
 
 from engine.assembly.assemble import assemble
-from engine.assembly.bind import OPTIONAL, PROTOCOLS
 from engine.assembly.plan import EnginePlan
 from engine.assembly.values import class_path
 from engine.border.calls import named
-from engine.contracts import API_SLOTS
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.slots import SLOTS
 from engine.http.server import Server
 from engine.startup.build import build_engine
 from engine.startup.child import failure
@@ -30,8 +29,8 @@ from .misbehaving import PLUGINS
 ORIGIN = "engine-bad 0.3.0"
 BASE = ("quantizer=none", "kv_allocator=paged", "scheduler=continuous", "attention_kernel=torch")
 """What the plugins derive from: their configuration is that of these."""
-ENGINE = [(slot, plugin) for slot, plugin in PLUGINS if slot not in API_SLOTS]
-API = [(slot, plugin) for slot, plugin in PLUGINS if slot in API_SLOTS]
+ENGINE = [(slot, plugin) for slot, plugin in PLUGINS if not SLOTS[slot].in_api]
+API = [(slot, plugin) for slot, plugin in PLUGINS if SLOTS[slot].in_api]
 
 
 def who(slot: str, plugin: type[Any]) -> str:
@@ -109,7 +108,7 @@ def test_the_plugins_that_they_derive_from_serve(model: Path) -> None:
 @pytest.mark.parametrize("found", API, ids=ids)
 def test_a_plugin_of_the_server_that_breaks_its_contract_is_named_in_the_log(found: tuple[str, type[Any]]) -> None:
     slot, plugin = found
-    built = named(plugin(None, None), who(slot, plugin), (PROTOCOLS[slot], *OPTIONAL.get(slot, ())))
+    built = named(plugin(None, None), who(slot, plugin), (SLOTS[slot].protocol, *SLOTS[slot].optional))
     router, exporter = (built, MemoryExporter()) if slot == "router" else (DirectRouter(), MemoryExporter())
     exporters = [built, exporter] if slot == "exporter" else [exporter]
 

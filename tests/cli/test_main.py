@@ -18,8 +18,8 @@ from engine.checkpoint.files import CheckpointError
 from engine.cli.commands import CORE
 from engine.cli.complete import candidates
 from engine.cli.main import main
-from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
+from engine.contracts.slots import SLOTS
 from engine.http.server import serve
 from engine.startup.build import build_engine
 

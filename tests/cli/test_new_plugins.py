@@ -20,8 +20,7 @@ from engine.assembly.discovery import discover
 from engine.cli.main import main
 from engine.cli.plugins.check import trial_of
 from engine.cli.plugins.named import find_offer
-from engine.contracts import API_SLOTS, MULTI_SLOTS, SLOTS
-from engine.testing.suites import SUITES
+from engine.contracts.slots import SLOTS
 
 SCRIPT = """
 import json, os, sys
@@ -59,7 +58,7 @@ def name_of(slot: str) -> str:
 
 
 def selected(slot: str) -> str:
-    return f"{slot}=[{name_of(slot)}]" if slot in MULTI_SLOTS else f"{slot}={name_of(slot)}"
+    return f"{slot}=[{name_of(slot)}]" if SLOTS[slot].many else f"{slot}={name_of(slot)}"
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
 def test_a_new_plugin_passes_the_suite_that_check_makes_for_it(slot: str, ran: Path) -> None:
     lines = json.loads((ran / "checked.json").read_text())[slot]
     assert [line["type"] for line in (lines[0], lines[-1])] == ["suite", "ended"]
-    suite = f"engine.testing.{slot}." if slot in SUITES else "engine.testing.suites.ContractSuite"
+    suite = f"engine.testing.{slot}." if SLOTS[slot].suite else "engine.testing.subject.ContractSuite"
     assert any(name.startswith(suite) for name in lines[0]["suites"])
     outcomes = [line for line in lines if line["type"] == "outcome"]
     assert outcomes and [line for line in outcomes if line["outcome"] != "passed"] == []
@@ -113,7 +112,7 @@ def test_an_engine_of_new_plugins_alone_serves_the_same_tokens(ran: Path) -> Non
     tokens = json.loads((ran / "tokens.json").read_text())
     assert tokens["ours"][0] == tokens["plain"][0] and len(tokens["ours"][0]) == 24
     assert tokens["ours"][1] == ["MineForRouterRouter", "MineForExporterExporter"]
-    assert set(API_SLOTS) == {"router", "exporter"}
+    assert {name for name, slot in SLOTS.items() if slot.in_api} == {"router", "exporter"}
 
 
 @pytest.mark.parametrize("slot", SLOTS)

@@ -18,9 +18,9 @@ from engine.cli.plugins import check
 from engine.cli.plugins.docstrings import as_markdown, where_is
 from engine.cli.plugins.named import find_offer, selecting
 from engine.cli.plugins.show import keys
-from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
 from engine.contracts.provider import Provider
+from engine.contracts.slots import SLOTS
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.assembly import values
-from engine.assembly.bind import PROTOCOLS
 from engine.assembly.discovery import Offer, discover
 from engine.contracts.config import PluginSettings
+from engine.contracts.slots import SLOTS
 
 OFFERS = discover(PluginSettings(third_party=False)).offers
 CLAIMS = {
@@ -30,6 +30,6 @@ def test_capabilities_agree_with_the_class(offer: Offer) -> None:
 
 @pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: f"{offer.slot}={offer.name}")
 def test_the_factory_is_a_class_with_every_method_of_its_protocol(offer: Offer) -> None:
-    plugin, protocol = values.load(offer.provider.factory), PROTOCOLS[offer.slot]
+    plugin, protocol = values.load(offer.provider.factory), SLOTS[offer.slot].protocol
     methods = [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
     assert methods and [name for name in methods if not callable(getattr(plugin, name, None))] == []

@@ -206,6 +206,5 @@ def test_processes_that_share_tokens_say_what_one_process_says() -> None:
 
 
 def bound_graph(plan: Any) -> Graph:
-    from engine.models.record import recorded
 
-    return recorded(bind(plan).architecture, plan.model)
+    return bind(plan).graph

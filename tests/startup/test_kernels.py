@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import native
 from engine.assembly.assemble import assemble
+from engine.assembly.bind import describe_model
 from engine.assembly.errors import AssemblyError
 from engine.kernels.cpu import elementwise, expert_ops, head_ops, layer_ops, recurrent, row_ops
 from engine.kernels.cpu.linear import float_linear, integer_linear
@@ -38,7 +39,7 @@ LOADERS: tuple[Any, ...] = (
 def begun(plan: Any, monkeypatch: pytest.MonkeyPatch) -> set[Source]:
     found: set[Source] = set()
     monkeypatch.setattr(ahead, "begin", lambda sources: found.update(sources))
-    kernels.begin_kernels(plan)
+    kernels.begin_kernels(plan, describe_model(plan).graph)
     return found
 
 
@@ -109,9 +110,10 @@ def test_what_is_compiled_ahead_is_what_is_loaded(
 def test_torch_is_not_imported_to_know_it() -> None:
     program = (
         "import sys\nfrom engine.assembly.assemble import assemble\nfrom engine.native import ahead\n"
-        "from engine.startup.kernels import begin_kernels\n"
+        "from engine.assembly.bind import describe_model\nfrom engine.startup.kernels import begin_kernels\n"
         "ahead.begin = lambda sources: print(len(sources))\n"
-        "begin_kernels(assemble(['model.path=bundled', 'device=cpu']))\nassert 'torch' not in sys.modules\n"
+        "plan = assemble(['model.path=bundled', 'device=cpu'])\nbegin_kernels(plan, describe_model(plan).graph)\n"
+        "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and int(done.stdout) > 0, done.stderr[-3000:]
@@ -132,7 +134,7 @@ def test_a_plugin_that_cannot_say_what_it_loads_is_named(monkeypatch: pytest.Mon
     plan = assemble(["model.path=bundled", "device=cpu"])
     monkeypatch.setattr("engine_plugins.attention_kernel.cpu.sources.sources", broken("sources"))
     with pytest.raises(AssemblyError, match=r"attention_kernel=cpu .*sources:sources failed: .*no idea"):
-        kernels.begin_kernels(plan)
+        kernels.begin_kernels(plan, describe_model(plan).graph)
 
 
 def test_what_is_going_on_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +142,5 @@ def test_what_is_going_on_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ahead, "begin", lambda sources: None)
     for count, text in ((0, ""), (1, "compiling 1 kernel for"), (7, "compiling 7 kernels for this processor, once")):
         monkeypatch.setattr(ahead, "unfinished", lambda count=count: count)
-        assert kernels.begin_kernels(plan).startswith(text) and bool(kernels.begin_kernels(plan)) == bool(text)
+        said = kernels.begin_kernels(plan, describe_model(plan).graph)
+        assert said.startswith(text) and bool(said) == bool(text)

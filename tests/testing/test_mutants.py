@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.contracts import SLOTS
+from engine.contracts.slots import SLOTS
 from tests.testing.mutants.mutant import Mutant, all_mutants, correct_plugins, failure, names_of_tests
 from tests.testing.mutants.table import PAGE, table
 

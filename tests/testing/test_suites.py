@@ -24,7 +24,8 @@ from engine.testing.kv_allocator import (
 )
 from engine.testing.kv_format import KVFormatConformance
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
-from engine.testing.suites import CannotRun, ContractSuite, settable, suite_of, why
+from engine.testing.subject import CannotRun, ContractSuite, settable
+from engine.testing.suites import suite_of, why
 from tests.kernels import tiny
 from tests.needs import needs_compiler
 

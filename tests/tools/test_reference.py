@@ -11,8 +11,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.reference import CORE, PAGE, SHARED, page  # noqa: E402
 
-from engine.assembly.bind import PROTOCOLS  # noqa: E402
-from engine.contracts import SLOTS  # noqa: E402
+from engine.contracts.slots import SLOTS  # noqa: E402
 
 
 def test_the_page_is_the_one_that_the_docstrings_make() -> None:
@@ -26,8 +25,9 @@ def test_every_module_of_contracts_is_on_the_page() -> None:
 
 def test_every_member_of_a_slots_protocol_is_on_the_page() -> None:
     text = PAGE.read_text("utf-8")
-    for slot, protocol in PROTOCOLS.items():
-        section = text.split(f"\n## Slot {slot}\n")[1].split("\n## ")[0]
+    for slot in SLOTS.values():
+        protocol = slot.protocol
+        section = text.split(f"\n## Slot {slot.name}\n")[1].split("\n## ")[0]
         members = [name for name in dir(protocol) if not name.startswith("_")]
         members += [name for name in getattr(protocol, "__annotations__", {}) if not name.startswith("_")]
         assert [name for name in members if f"* `{name}(" not in section and f"* `{name}: " not in section] == []
@@ -36,7 +36,7 @@ def test_every_member_of_a_slots_protocol_is_on_the_page() -> None:
 def test_every_method_of_a_contract_has_a_docstring() -> None:
     methods = {
         f"{protocol.__name__}.{name}": method
-        for protocol in PROTOCOLS.values()
+        for protocol in (slot.protocol for slot in SLOTS.values())
         for name, method in vars(protocol).items()
         if inspect.isfunction(method) and not name.startswith("_")
     }

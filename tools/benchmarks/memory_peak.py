@@ -49,7 +49,7 @@ def measure(model: str, batch: int, overrides: list[str]) -> dict[str, float]:
     core, ledger = engine.core, engine.info.ledger
     assert ledger is not None
     started = ledger.peak_so_far_bytes
-    budget = int(plan.choice("scheduler").config["token_budget"])
+    budget = plan.scheduler.token_budget
     length = min(budget, engine.info.max_len - 8)
     filtered = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1, ignore_eos=True)
 

@@ -29,7 +29,6 @@ from engine.contracts.step_cost import StepCost
 from engine.evaluation.capacity import bind_stated
 from engine.evaluation.plans import stated_plan
 from engine.kv.groups import PoolShape, cache_groups
-from engine.models.record import recorded
 from engine.simulation.clock import VirtualClock
 from engine.simulation.device import SimulatedDevice
 from engine.simulation.engine import make_core
@@ -155,7 +154,7 @@ def _lines(shape: Shape, rows: int, pools: Sequence[float]) -> Iterator[str]:
             raise SystemExit(error.text()) from error
         bound = bind_stated(plan)
         found = estimate_memory(plan, WeightSizes(0, 0), bound)
-        pool, caches = found.pool, cache_groups(recorded(bound.architecture, plan.model).caches)
+        pool, caches = found.pool, cache_groups(bound.graph.caches)
         stated = plan.settings.memory.kv_tokens is not None
         sizes = [pool.num_bytes(found.smallest_blocks)] if stated else [int(gib * 2**30) for gib in pools]
         for size in sizes:

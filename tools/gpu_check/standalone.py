@@ -14,7 +14,7 @@ GROUP = "engine.plugins.v1"
 
 def is_installed() -> bool:
     """Whether some distribution offers the engine's own plugins."""
-    return any(entry.name == "builtin" for entry in importlib.metadata.entry_points(group=GROUP))
+    return any(entry.value.startswith("engine_plugins.") for entry in importlib.metadata.entry_points(group=GROUP))
 
 
 def missing_packages() -> list[str]:

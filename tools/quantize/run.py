@@ -29,7 +29,6 @@ from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.models.fused_experts import fused_tensors
-from engine.models.record import recorded
 from engine.models.required_tensors import norm_tensors
 from engine.service.tokenizer import Tokenizer
 
@@ -101,7 +100,7 @@ def load_source(path: str, device: str) -> Source:
     overrides = [f"model.path={quoted(path)}", f"device={device}", "execution=eager", "kv_format=native"]
     plan = assemble([*overrides, "attention_kernel=torch", "quantizer=none", "model.dtype=float32"], download=True)
     bound, recorder = bind(plan), Recorder()
-    graph = recorded(bound.architecture, plan.model)
+    graph = bound.graph
     model = load_model(
         plan.model,
         graph,

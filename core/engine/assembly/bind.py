@@ -6,23 +6,21 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from engine.assembly import values
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import locate, model_config, of_text
-from engine.assembly.plan import EnginePlan, SlotChoice
+from engine.assembly.plan import EnginePlan, SlotChoice, config_of
 from engine.border.calls import broken, error_line, named, shown, told, where
 from engine.border.values import attribute_problems
-from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture, NestedArchitecture
-from engine.contracts.attention_kernel import AttentionKernel, LogSumExpAttention, NativeAttention
-from engine.contracts.communicator import Communicator, NativeCommunicator
-from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
-from engine.contracts.exporter import Exporter, ScrapedExporter, TranscriptExporter
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.communicator import Communicator
+from engine.contracts.drafter import DeviceDrafter, Drafter, HostDrafter
+from engine.contracts.exporter import Exporter
 from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
@@ -30,49 +28,26 @@ from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.parallelism import Launcher
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import (
-    CheckingQuantizer,
-    KVScaleReader,
     Quantizer,
-    SizedQuantizer,
-    UnpackingQuantizer,
 )
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
+from engine.contracts.slots import SLOTS
 from engine.models.record import facts, recorded
 from engine.native import Source
 
 T = TypeVar("T")
 
-PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        "architecture": Architecture,
-        "parallelism": Launcher,
-        "communicator": Communicator,
-        "quantizer": Quantizer,
-        "kv_format": KVFormat,
-        "kv_allocator": KVAllocator,
-        "attention_kernel": AttentionKernel,
-        "drafter": Drafter,
-        "scheduler": Scheduler,
-        "router": Router,
-        "exporter": Exporter,
-    }
-)
-"""What a slot's plugin must look like."""
+ENGINE_SLOTS = tuple(name for name, slot in SLOTS.items() if not slot.in_api)
+API_SLOTS = tuple(name for name, slot in SLOTS.items() if slot.in_api)
 
-OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
-    {
-        "quantizer": (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
-        "attention_kernel": (NativeAttention, LogSumExpAttention),
-        "communicator": (NativeCommunicator,),
-        "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
-        "exporter": (ScrapedExporter, TranscriptExporter),
-        "architecture": (NestedArchitecture,),
-    }
-)
-"""What it may look like besides."""
 
-ENGINE_SLOTS = tuple(slot for slot in SLOTS if slot not in API_SLOTS)
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """A plan's architecture, and what it recorded of the plan's model."""
+
+    architecture: Architecture
+    graph: Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +65,21 @@ class BoundEngine:
     attention_kernel: AttentionKernel
     drafter: Drafter
     scheduler: Scheduler
+    graph: Graph
+    """The whole model, as ``architecture`` recorded it."""
+    others: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Plugins of slots that have no field here, by slot."""
+
+    @staticmethod
+    def of(
+        plan: EnginePlan, context: BuildContext, described: DescribedModel, built: Mapping[str, tuple[Any, ...]]
+    ) -> BoundEngine:
+        """From built plugins by slot; ``described`` has the architecture."""
+        known = {each.name for each in fields(BoundEngine)}
+        named = {slot: parts[0] for slot, parts in built.items() if slot in known}
+        others = {slot: parts for slot, parts in built.items() if slot not in known}
+        parts = {**named, "architecture": described.architecture}
+        return BoundEngine(plan, context, **parts, graph=described.graph, others=others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +90,20 @@ class ApiParts:
     exporters: tuple[Exporter, ...]
 
 
-def bind(plan: EnginePlan) -> BoundEngine:
-    """Import and build the engine's plugins. Raises :class:`AssemblyError` naming each plugin that fails."""
+def describe_model(plan: EnginePlan) -> DescribedModel:
+    """Build the plan's architecture and have it record the model. Raises :class:`AssemblyError`, and as
+    :func:`engine.models.record.recorded` does."""
+    (architecture,) = build_slots(plan, ("architecture",), None)["architecture"]
+    return DescribedModel(architecture, recorded(architecture, plan.model))
+
+
+def bind(plan: EnginePlan, described: DescribedModel | None = None) -> BoundEngine:
+    """Import and build the engine's plugins. ``described``: the model, where it is described already.
+
+    Raises :class:`AssemblyError` naming each plugin that fails, and as :func:`describe_model`."""
     context = build_context(plan)
-    parts = build_slots(plan, ENGINE_SLOTS, context)
-    return BoundEngine(plan, context, **{slot: built for slot, (built,) in parts.items()})
+    built = build_slots(plan, tuple(slot for slot in ENGINE_SLOTS if slot != "architecture"), context)
+    return BoundEngine.of(plan, context, described or describe_model(plan), built)
 
 
 def bind_api(plan: EnginePlan) -> ApiParts:
@@ -121,9 +120,9 @@ def build_context(plan: EnginePlan) -> BuildContext:
         dtype=plan.dtype,
         execution=plan.execution,
         max_len=plan.max_len,
-        max_requests=int(plan.choice("scheduler").config["max_requests"]),
+        max_requests=plan.scheduler.max_requests,
         block_size=plan.block_size,
-        max_draft_tokens=int(plan.choice("drafter").config["max_width"]),
+        max_draft_tokens=plan.drafter.max_width,
         settings=plan.settings,
         find_model=partial(_other, locate),
         read_model=partial(_other, partial(_read_model, plan)),
@@ -213,11 +212,6 @@ def _choices(plan: EnginePlan, slot: str) -> tuple[SlotChoice, ...]:
     return tuple(replace(choice, config={**choice.config, **own}) for choice in plan.slots[slot])
 
 
-def config_of(choice: SlotChoice) -> Any:
-    """The plugin's config dataclass with the plan's values."""
-    return values.build(values.load(choice.config_class), dict(choice.config))
-
-
 _ENDS = (Exception, SystemExit)
 """What a plugin may raise: a module that ends the process is a plugin that fails."""
 
@@ -239,8 +233,8 @@ def _build(choice: SlotChoice, context: BuildContext | None, problems: list[str]
 
 def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:
     """A plugin whose attributes are those of its contract, and whose calls carry its name."""
-    protocol = PROTOCOLS[choice.slot]
-    optional = OPTIONAL.get(choice.slot, ())
+    protocol = SLOTS[choice.slot].protocol
+    optional = SLOTS[choice.slot].optional
     try:
         if not isinstance(built, protocol):
             missing = [name for name in _members(protocol) if not hasattr(built, name)]

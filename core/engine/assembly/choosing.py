@@ -17,10 +17,10 @@ from engine.assembly.errors import listing, nearest
 from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
 from engine.border.calls import error_line
 from engine.checkpoint.files import shown
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import always_supported
+from engine.contracts.slots import SLOTS
 
 ARCHITECTURE = "architecture"
 _OTHERWISE = "; set model.path to a model that is computed, or install an architecture plugin for this one"
@@ -90,7 +90,7 @@ def _choose_for(
     needed: Sequence[Need] = (),
 ) -> Iterator[Chosen]:
     picks = composed.selections.get(slot, ())
-    if slot not in MULTI_SLOTS and len(picks) != 1:
+    if not SLOTS[slot].many and len(picks) != 1:
         problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
     for pick in picks:
         if pick.plugin == AUTO:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from engine.assembly.choosing import ARCHITECTURE
 from engine.assembly.plan import EnginePlan, SlotChoice
-from engine.contracts import SLOTS
+from engine.contracts.slots import SLOTS
 
 
 def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:

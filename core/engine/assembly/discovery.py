@@ -18,14 +18,13 @@ import pluggy
 from engine import hookspecs
 from engine.assembly.records import command_error, provider_error
 from engine.border.calls import error_line, shown
-from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
-from engine.contracts.config import SLOT_CONFIGS, PluginSettings
+from engine.contracts.config import PluginSettings
 from engine.contracts.provider import PLUGIN_API, Provider
+from engine.contracts.slots import SLOTS, Slot
 
 OWN_DISTRIBUTION = "engine"
 GROUP_STEM = "engine.plugins.v"
-HOOK_BY_SLOT = {slot: f"engine_{slot}" for slot in SLOTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Offer:
 
     @property
     def config_class(self) -> type[Any]:
-        return self.provider.config or SLOT_CONFIGS[self.slot]
+        return self.provider.config or SLOTS[self.slot].config
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +181,25 @@ def _canonical(dist: str) -> str:
     return re.sub(r"[-_.]+", "-", dist).lower()
 
 
+def _spec_of(slot: Slot) -> ModuleType:
+    """The hook of a slot that :mod:`engine.hookspecs` does not document."""
+
+    def spec() -> list[Provider]: ...  # type: ignore[empty-body]
+
+    module = ModuleType(slot.hook)
+    setattr(module, slot.hook, hookspecs.hookspec(spec))
+    return module
+
+
 class _Findings:
     """What :func:`discover` has seen so far."""
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
         self.manager.add_hookspecs(hookspecs)
+        for slot in SLOTS.values():
+            if not hasattr(hookspecs, slot.hook):
+                self.manager.add_hookspecs(_spec_of(slot))
         self.offers: list[Offer] = []
         self.failures: list[PluginFailure] = []
         self.searchpaths: list[SearchPath] = []
@@ -226,7 +238,7 @@ class _Findings:
             self.fail(origin, "hooks", str(error).splitlines()[-1])
             return False
         callers = self.manager.get_hookcallers(module) or []
-        known = [*HOOK_BY_SLOT.values(), "engine_config_searchpath", "engine_command"]
+        known = [*(slot.hook for slot in SLOTS.values()), "engine_config_searchpath", "engine_command"]
         unknown = [caller.name for caller in callers if not caller.has_spec()]
         if unknown:
             self.fail(origin, "hooks", f"no such hook: {', '.join(unknown)}; hooks are {', '.join(known)}")
@@ -239,9 +251,9 @@ class _Findings:
         return True
 
     def _collect(self, origin: Origin, module: ModuleType) -> None:
-        for slot, hook in HOOK_BY_SLOT.items():
-            for provider in self._call(origin, module, hook):
-                self._offer(origin, slot, provider)
+        for slot in SLOTS.values():
+            for provider in self._call(origin, module, slot.hook):
+                self._offer(origin, slot.name, provider)
         for path in self._call(origin, module, "engine_config_searchpath"):
             if isinstance(path, str) and path.startswith(("pkg://", "file://")):
                 self.searchpaths.append(SearchPath(path, origin))

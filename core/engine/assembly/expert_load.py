@@ -30,7 +30,7 @@ def expert_load_file(layers: Mapping[int, tuple[int, ...]]) -> ExpertLoadFile:
 
 def with_expert_load(plan: EnginePlan) -> EnginePlan:
     """The plan with the counts of its ``parallelism.expert_load``, if there is one. Raises :class:`AssemblyError`."""
-    file = plan.choice("parallelism").config["expert_load"]
+    file = plan.parallelism.expert_load
     return plan if file is None else replace(plan, expert_load=tuple(sorted(read_expert_load(file).items())))
 
 

@@ -13,11 +13,11 @@ from engine.assembly.execution import CAPTURABLE, choose_execution, reasons_agai
 from engine.assembly.model_config import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.records import AUTO
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.attention_kernel import LOG_SUM_EXP
 from engine.contracts.config import BLOCK_SIZES, Settings
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
+from engine.contracts.slots import SLOTS
 
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
@@ -81,7 +81,7 @@ def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[s
         needs = needs_of(one)
         for slot in dict.fromkeys(need.slot for need in needs):
             lacking = [need.capability for need in needs if need.slot == slot and need.capability not in provided[slot]]
-            if not lacking or (slot not in present and slot not in MULTI_SLOTS):
+            if not lacking or (slot not in present and not SLOTS[slot].many):
                 continue  # nothing chosen there: reported where it was chosen
             have = [o.name for o in discovered.of_slot(slot) if set(lacking) <= set(o.provider.provides)]
             other = present[slot].label if slot in present else f"{slot}=[]"

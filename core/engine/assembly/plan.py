@@ -7,14 +7,24 @@ start-up and served at ``/engine/plan``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import msgspec
 
-from engine.contracts.config import Settings
+from engine.assembly import values
+from engine.contracts.config import (
+    DrafterConfig,
+    KVAllocatorConfig,
+    ParallelismConfig,
+    QuantizerConfig,
+    SchedulerConfig,
+    Settings,
+)
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.models.layout import Layout
 
+T = TypeVar("T")
 PLAN_VERSION = 1
 CALL_SHARE = 0.7
 STALL_SHARE = 0.8
@@ -46,7 +56,12 @@ class SlotChoice:
         return f"{self.slot}={self.name} (from {self.origin})"
 
 
-@dataclass(frozen=True, slots=True)
+def config_of(choice: SlotChoice) -> Any:
+    """The plugin's config dataclass with the plan's values."""
+    return values.build(values.load(choice.config_class), dict(choice.config))
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     """A resolved, serialisable engine."""
 
@@ -67,17 +82,44 @@ class EnginePlan:
     expert_load: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """What ``parallelism.expert_load`` said: numbers of layers, each with how often each of its experts was chosen."""
 
-    @property
+    # Settings of plugins, as far as the core reads them.
+
+    @cached_property
+    def parallelism(self) -> ParallelismConfig:
+        return self._config("parallelism", ParallelismConfig)
+
+    @cached_property
+    def quantizer(self) -> QuantizerConfig:
+        return self._config("quantizer", QuantizerConfig)
+
+    @cached_property
+    def kv_allocator(self) -> KVAllocatorConfig:
+        return self._config("kv_allocator", KVAllocatorConfig)
+
+    @cached_property
+    def drafter(self) -> DrafterConfig:
+        return self._config("drafter", DrafterConfig)
+
+    @cached_property
+    def scheduler(self) -> SchedulerConfig:
+        return self._config("scheduler", SchedulerConfig)
+
+    def _config(self, slot: str, base: type[T]) -> T:
+        config = config_of(self.choice(slot))
+        assert isinstance(config, base)
+        return config
+
+    @cached_property
     def layout(self) -> Layout:
         """Who works with whom."""
-        config = self.choice("parallelism").config
-        return Layout(*(int(config[name]) for name in ("tp", "pp", "ep", "dcp", "pcp")))
+        ranks = self.parallelism
+        return Layout(ranks.tp, ranks.pp, ranks.ep, ranks.dcp, ranks.pcp)
 
     @property
     def block_size(self) -> int:
         """Tokens of a block that the allocator hands out: ``kv_allocator.block_size`` of them on each rank that caches
         other tokens of it."""
-        return int(self.choice("kv_allocator").config["block_size"]) * self.layout.dcp
+        return self.kv_allocator.block_size * self.layout.dcp
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +128,7 @@ class EnginePlan:
 
     @property
     def ranks_per_node(self) -> int:
-        return self.layout.size // int(self.choice("parallelism").config["nodes"])
+        return self.layout.size // self.parallelism.nodes
 
     @property
     def ranks_per_device(self) -> int:
@@ -96,7 +138,7 @@ class EnginePlan:
     @property
     def timeout_s(self) -> float:
         """See ``parallelism.timeout_s``."""
-        return float(self.choice("parallelism").config["timeout_s"])
+        return self.parallelism.timeout_s
 
     @property
     def call_timeout_s(self) -> float:

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.border.calls import shown
-from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
-from engine.contracts.config import SLOT_CONFIGS
 from engine.contracts.provider import PLUGIN_API, Provider
+from engine.contracts.slots import SLOTS
 
 AUTO = "auto"
 """The option that lets the engine choose, and the plugin name it carries."""
@@ -105,7 +104,7 @@ def _requires_error(requires: object) -> str:
 def _config_error(slot: str, config: Any) -> str:
     if config is None:
         return ""
-    base = SLOT_CONFIGS[slot]
+    base = SLOTS[slot].config
     if not (isinstance(config, type) and issubclass(config, base)):
         return (
             f"config {shown(config)}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"

@@ -10,9 +10,9 @@ from engine.assembly.discovery import Discovered, discover
 from engine.cli.command import options, parser_of, positionals
 from engine.cli.commands import behind_others, commands, load, split
 from engine.cli.plugins.named import short_words
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.command import OK, Command
 from engine.contracts.config import Settings
+from engine.contracts.slots import SLOTS
 
 
 def candidates(line: str) -> list[str]:
@@ -61,7 +61,7 @@ def _overrides(word: str, discovered: Discovered) -> list[str]:
     groups = [f"{plus}{group}=" for group in (PRESET, *SLOTS)]
     keys = [f"{key}" for key in _setting_keys(Settings(), "")] if not plus else []
     slot = bare.partition(".")[0]
-    if slot in SLOTS and slot not in MULTI_SLOTS:
+    if slot in SLOTS and not SLOTS[slot].many:
         offers = discovered.of_slot(slot)
         fields = {field.name for offer in offers for field in dataclasses.fields(offer.config_class)}
         keys += [f"{slot}.{name}=" for name in sorted(fields)]

@@ -202,22 +202,6 @@ class CommunicatorConfig(SlotConfig):
     """How long a call may take is ``parallelism.timeout_s``, whatever carries it."""
 
 
-SLOT_CONFIGS: dict[str, type[SlotConfig]] = {
-    "architecture": SlotConfig,
-    "parallelism": ParallelismConfig,
-    "communicator": CommunicatorConfig,
-    "quantizer": QuantizerConfig,
-    "kv_format": SlotConfig,
-    "kv_allocator": KVAllocatorConfig,
-    "attention_kernel": SlotConfig,
-    "drafter": DrafterConfig,
-    "scheduler": SchedulerConfig,
-    "router": SlotConfig,
-    "exporter": SlotConfig,
-}
-"""The base that a plugin's config dataclass derives from, by slot."""
-
-
 @dataclass(frozen=True)
 class ModelSettings:
     path: str = "bundled"

@@ -10,14 +10,13 @@ from typing import NoReturn
 
 import torch
 
-from engine.assembly.bind import ENGINE_SLOTS, BoundEngine, build_context, build_slots
+from engine.assembly.bind import ENGINE_SLOTS, BoundEngine, build_context, build_slots, describe_model
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, TensorEntry, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
-from engine.models.record import recorded
 from engine.models.required_tensors import linears
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
@@ -62,9 +61,9 @@ def bind_stated(plan: EnginePlan) -> BoundEngine:
     Raises :class:`~engine.assembly.errors.AssemblyError`.
     """
     context = build_context(plan)
-    slots = tuple(slot for slot in ENGINE_SLOTS if slot != "attention_kernel")
-    parts = {slot: built for slot, (built,) in build_slots(plan, slots, context).items()}
-    return BoundEngine(plan, context, attention_kernel=_NotHere(), **parts)
+    slots = tuple(slot for slot in ENGINE_SLOTS if slot not in ("architecture", "attention_kernel"))
+    parts = {"attention_kernel": (_NotHere(),), **build_slots(plan, slots, context)}
+    return BoundEngine.of(plan, context, describe_model(plan), parts)
 
 
 def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_tokens: int) -> Capacity:
@@ -122,7 +121,7 @@ def checkpoint_of(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     folder = Path(plan.model.path)
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
-    graph, dtype = recorded(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
+    graph, dtype = bound.graph, getattr(torch, plan.model.dtype)
     shapes = {f"{graph.embedding.name}.weight": (graph.embedding.vocab_size, graph.embedding.size)}
     for spec in linears(graph):
         shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}

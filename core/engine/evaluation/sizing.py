@@ -25,7 +25,6 @@ from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
 from engine.loop.step_errors import StepCostReport
 from engine.models.footprint import mixtures
-from engine.models.record import recorded
 from engine.models.sharding import smallest_cut
 from engine.models.work import Widths, held_bytes
 from engine.startup.calibration import calibration
@@ -115,7 +114,7 @@ class Sizing:
     def concurrency(self, tokens: int, shared: int = 0) -> int:
         """Most requests of ``tokens`` tokens at once, the first ``shared`` of which all have in common: whole blocks of
         these are stored once. No more than ``scheduler.max_requests``."""
-        most = int(self.plan.choice("scheduler").config["max_requests"])
+        most = self.plan.scheduler.max_requests
         return min(most, self.held(tokens, shared)) if self.blocks else 0
 
     def held(self, tokens: int, shared: int = 0) -> int:
@@ -158,7 +157,7 @@ def _sized(
         plan = stated_plan(overrides, config_dirs, device)
         bound, free = bind_stated(plan), device.memory_bytes
     budget = Budget((free if memory is None else memory) // plan.ranks_per_device, plan.settings.memory.fraction)
-    graph = recorded(bound.architecture, plan.model)
+    graph = bound.graph
     found = []
     with explained():
         checkpoint = checkpoint_of(plan, bound)

@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from engine.assembly.bind import config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.contracts.config import Joining, ParallelismConfig
+from engine.contracts.config import Joining
 from engine.startup.worker import JOIN_S, NOBODY_THERE, TURNED_AWAY, address_of
 
 PAUSE_S = 0.5
@@ -21,10 +20,8 @@ PAUSE_S = 0.5
 
 def joining_of(plan: EnginePlan) -> Joining | None:
     """How this process joins another one that serves; ``None``: it serves. Raises :class:`AssemblyError`."""
-    config = config_of(plan.choice("parallelism"))
-    assert isinstance(config, ParallelismConfig)
     try:
-        return config.joins()
+        return plan.parallelism.joins()
     except ValueError as error:
         raise AssemblyError([str(error)]) from error
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.assembly.bind import build_context, build_slots, config_of
-from engine.contracts.config import DrafterConfig, SchedulerConfig
+from engine.assembly.bind import build_context, build_slots, describe_model
 from engine.contracts.drafter import Drafter
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator
@@ -18,7 +17,6 @@ from engine.contracts.scheduler import Scheduler
 from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import CoreSettings
 from engine.loop.planning import Limits
-from engine.models.record import recorded
 from engine.simulation.clock import VirtualClock
 from engine.simulation.device import SimulatedDevice, Timed
 from engine.simulation.drafters import stand_in
@@ -159,11 +157,10 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
     """The loop of an engine around a simulated device."""
     plan = spec.plan
     context = build_context(plan)
-    built = build_slots(plan, ("architecture", "scheduler", "kv_allocator"), context)
-    (architecture,), (scheduler,), (allocator,) = (built[s] for s in ("architecture", "scheduler", "kv_allocator"))
-    limits, drafting = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
-    assert isinstance(limits, SchedulerConfig) and isinstance(drafting, DrafterConfig)
-    caches = cache_groups(recorded(architecture, plan.model).caches, dcp=plan.layout.dcp)
+    built = build_slots(plan, ("scheduler", "kv_allocator"), context)
+    (scheduler,), (allocator,) = built["scheduler"], built["kv_allocator"]
+    limits, drafting = plan.scheduler, plan.drafter
+    caches = cache_groups(describe_model(plan).graph.caches, dcp=plan.layout.dcp)
     max_width = drafting.max_width if spec.drafts is not None else 0
     pool = PoolShape(
         caches.reaches,

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from engine.assembly.assemble import configure, plan_for
-from engine.assembly.bind import config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.contracts.config import DrafterConfig, SchedulerConfig
 
 HOST_DRAFTER = "host_drafter"
 DRAFTS = "drafts"
@@ -34,11 +32,8 @@ def resolve(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Resol
     plan = plan_for(configured)
     if plan.layout.pp > 1:
         raise AssemblyError([f"parallelism.pp={plan.layout.pp}: pipelines are not simulated; use parallelism.pp=1"])
-    choice = plan.choice("drafter")
-    provides = configured.discovered.named("drafter", choice.name)[0].provider.provides
-    config = config_of(choice)
-    assert isinstance(config, DrafterConfig)
-    if DRAFTS not in provides or not config.max_width:
+    provides = configured.discovered.named("drafter", plan.choice("drafter").name)[0].provider.provides
+    if DRAFTS not in provides or not plan.drafter.max_width:
         return Resolved(plan, None)
     return Resolved(plan, "host" if HOST_DRAFTER in provides else "device")
 
@@ -46,8 +41,6 @@ def resolve(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Resol
 def most_blocks(plan: EnginePlan) -> int:
     """KV blocks that the plan asks for, the padding block included: of ``memory.kv_tokens``, or as many as all rows can
     ever hold, which is what an engine takes where there is enough memory."""
-    scheduler = config_of(plan.choice("scheduler"))
-    assert isinstance(scheduler, SchedulerConfig)
     wanted = plan.settings.memory.kv_tokens
-    tokens = wanted if wanted is not None else scheduler.max_requests * plan.max_len
+    tokens = wanted if wanted is not None else plan.scheduler.max_requests * plan.max_len
     return 1 + -(-tokens // plan.block_size)

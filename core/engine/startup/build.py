@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.assembly.bind import BoundEngine, config_of
+from engine.assembly.bind import BoundEngine, DescribedModel
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import check_finite, open_checkpoint
-from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
@@ -19,7 +18,6 @@ from engine.loop.core import CoreSettings, Device, EngineCore
 from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
-from engine.models.record import recorded
 from engine.models.required_tensors import unread_names
 from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
@@ -52,14 +50,16 @@ def build_engine(
     on_progress: OnProgress = lambda progress: None,
     free: Callable[[DeviceFacts], int] = free_memory,
     on_failure: Callable[[str], None] = lambda why: None,
+    described: DescribedModel | None = None,
 ) -> Engine:
     """Build everything the plan names: rank 0 in this process, further ranks where its launcher starts them.
 
     ``free`` says how many bytes are free on a device; ``on_failure`` is called, by a thread of its own, if a rank fails
-    later on. Raises :class:`~engine.startup.memory.budget.DoesNotFit`, before any weight is read where that can be
-    known, and what plugins raise.
+    later on; ``described``: the plan's model, where it is described already. Raises
+    :class:`~engine.startup.memory.budget.DoesNotFit`, before any weight is read where that can be known, and what
+    plugins raise.
     """
-    rank = Rank(plan, 0, on_progress, free)
+    rank = Rank(plan, 0, on_progress, free, described=described)
     rank.bind()
     if plan.layout.size > 1:
         return _build_ranks(rank, on_progress, on_failure)
@@ -115,11 +115,11 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
     with rank.phase("warm up"):
         try:
             if plan.device.kind == "cuda":
-                warm_up_sampling(core, rank.pool.max_len, int(plan.choice("scheduler").config["token_budget"]))
+                warm_up_sampling(core, rank.pool.max_len, plan.scheduler.token_budget)
             warm_up(core, rank.pool.max_len)
         except AssemblyError:
             checkpoint = open_checkpoint(plan.model.path)
-            check_finite(checkpoint, checkpoint.names - unread_names(rank.whole, checkpoint.names))
+            check_finite(checkpoint, checkpoint.names - unread_names(bound.graph, checkpoint.names))
             raise
         core.check_idle()
     rank.model.forget_expert_load()
@@ -159,11 +159,10 @@ def make_core(
     plan: EnginePlan, bound: BoundEngine, device: Device, groups: Sequence[KVGroup], max_len: int
 ) -> EngineCore:
     """An engine core around a device. ``groups``: as the allocator was started with."""
-    scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
-    assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
+    scheduler, drafter = plan.scheduler, plan.drafter
     kv = cached_by(bound.drafter)
     parts = (plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv))
-    of_model = mixtures(recorded(bound.architecture, plan.model))
+    of_model = mixtures(bound.graph)
     settings = CoreSettings(
         max_len=max_len,
         max_requests=bound.context.max_requests,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.assembly.bind import describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
@@ -90,7 +91,8 @@ def main(fd: int, parent: int) -> int:
             return 1
         plan = EnginePlan.from_json(plan_json)
         threading.Thread(target=_listen, args=(connection, inbox, beats), name="inbox", daemon=True).start()
-        compiling = begin_kernels(plan)
+        described = describe_model(plan)
+        compiling = begin_kernels(plan, described.graph)
         if compiling:
             connection.send(Progress(PHASE, 0.0, compiling))
         connection.send(Progress(IMPORTS, 0.0))
@@ -99,7 +101,9 @@ def main(fd: int, parent: int) -> int:
         from engine.startup.build import build_engine
 
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
-        engine = build_engine(plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)))
+        engine = build_engine(
+            plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)), described=described
+        )
         beats.of = engine.core.heartbeat
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send, engine.expert_load) else 1

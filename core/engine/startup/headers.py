@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from engine.assembly.bind import build_context, build_slots
+from engine.assembly.bind import build_context, build_slots, describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
-from engine.models.record import recorded
 from engine.models.required_tensors import checked_checkpoint, checkpoint_notes
 from engine.models.rotations import rotation_notes
 
@@ -17,10 +16,9 @@ def check_tensors(plan: EnginePlan) -> tuple[str, ...]:
 
     Raises :class:`AssemblyError` for weights that the engine refuses.
     """
-    parts = build_slots(plan, ("architecture", "quantizer"), build_context(plan))
-    (architecture,), (quantizer,) = parts["architecture"], parts["quantizer"]
+    (quantizer,) = build_slots(plan, ("quantizer",), build_context(plan))["quantizer"]
     try:
-        graph = recorded(architecture, plan.model)
+        graph = describe_model(plan).graph
         checkpoint = checked_checkpoint(graph, quantizer, plan.model.path)
     except CheckpointError as error:
         raise AssemblyError([str(error)]) from error

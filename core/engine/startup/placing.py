@@ -13,7 +13,6 @@ from engine.contracts.drafter import on_device
 from engine.models.expert_load import counted, imbalance
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
-from engine.models.record import recorded
 from engine.models.sharding import smallest_cut
 from engine.startup.memory.budget import DoesNotFit
 from engine.step.messages import RankInfo
@@ -36,18 +35,18 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
             f"cache, and parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or "
             "another drafter"
         )
-    graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
+    units = partial(smallest_cut, bound.quantizer)
     load = dict(plan.expert_load) or None
     try:
         first, *others = place(
-            graph,
+            bound.graph,
             plan.layout,
             units,
             drafts=drafter is not None,
-            stage_layers=plan.choice("parallelism").config["stage_layers"],
+            stage_layers=plan.parallelism.stage_layers,
             load=load,
         )
-        if plan.choice("parallelism").config["count_experts"]:  # routers are on every rank, so one counts for all
+        if plan.parallelism.count_experts:  # routers are on every rank, so one counts for all
             first = replace(first, graph=counted(first.graph, bound.context.max_requests))
         return first, *others
     except ValueError as error:

@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 
-from engine.assembly.bind import BoundEngine, bind, build_slots
+from engine.assembly.bind import BoundEngine, DescribedModel, bind, build_slots, describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.assembly.threads import cores_of
@@ -32,7 +32,6 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import CacheGroups, cache_groups, of_rank
 from engine.loop.messages import Phase, Progress
 from engine.models.placement import RankGraph
-from engine.models.record import recorded
 from engine.models.rotations import rotation_notes
 from engine.native import ahead
 from engine.startup.checks import check_attention, check_drafter, try_plugins
@@ -89,13 +88,16 @@ class Rank:
         free: Callable[[DeviceFacts], int] = free_memory,
         *,
         threads: int | None = None,
+        described: DescribedModel | None = None,
     ) -> None:
-        """``free`` says how many bytes are free on a device; ``threads``: of torch, otherwise as the plan says."""
+        """``free`` says how many bytes are free on a device; ``threads``: of torch, otherwise as the plan says;
+        ``described``: the plan's model, where it is described already."""
         torch.set_num_threads(threads or cores_of(plan))
         if plan.device.kind == "cpu":
             keep_freed_memory()  # before the device's thread is started
         self.plan = plan
         self.rank = rank
+        self._described = described
         self.status = RankStatus()
         self._on_progress = on_progress
         self._device_free = free
@@ -125,13 +127,13 @@ class Rank:
 
     def bind(self) -> None:
         """Build the plugins, once what they load is compiled: some of them measure it."""
-        compiling = begin_kernels(self.plan)
+        described = self._described or describe_model(self.plan)
+        compiling = begin_kernels(self.plan, described.graph)
         if compiling:
             with self.phase(PHASE, compiling):
                 ahead.finish()
         with self.phase("bind plugins"):
-            self.bound = bind(self.plan)
-            self.whole = recorded(self.bound.architecture, self.plan.model)
+            self.bound = bind(self.plan, described)
             self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)
@@ -187,7 +189,7 @@ class Rank:
         plan, bound = self.plan, self.bound
         with self.phase("allocate cache"):
             self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
-            found = cache_groups(self.whole.caches, cached_by(bound.drafter), plan.layout.dcp)
+            found = cache_groups(self.bound.graph.caches, cached_by(bound.drafter), plan.layout.dcp)
             self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
             found = of_rank(found, self.own)
             make = partial(
@@ -202,7 +204,7 @@ class Rank:
             with self.phase("capture graphs"):
                 capture_graphs(self.runner, bound, cuda_capture(), self._progress)
         if plan.device.kind == "cuda":
-            budget = int(plan.choice("scheduler").config["token_budget"])
+            budget = plan.scheduler.token_budget
             with self.phase("warm up kernels"):
                 warm_up_kernels(self.runner, self.pool.max_len, budget)
 
@@ -238,7 +240,7 @@ class Rank:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""
-        of_rotations = rotation_notes(self.whole, self.plan.max_len)
+        of_rotations = rotation_notes(self.bound.graph, self.plan.max_len)
         return (*self.pool.notes, *self.model.notes, *of_rotations, *_program_notes(self))
 
 
@@ -266,7 +268,7 @@ def load_plan(
 
     return load_model(
         plan.model,
-        recorded(bound.architecture, plan.model),
+        bound.graph,
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
@@ -305,7 +307,7 @@ def _make_runner(
     if exchange is not None:
         tables.agreed = exchange.agreed
         if plan.layout.pcp > 1:
-            fewest = int(plan.choice("parallelism").config["pcp_min_tokens"])
+            fewest = plan.parallelism.pcp_min_tokens
             dealing = Dealing(plan.layout.pcp, plan.layout.part(rank), fewest, tables, exchange.communicator)
     return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange, dealing)
 
@@ -319,7 +321,7 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
         kernels=kernels_for(plan.execution, plan.device.kind),
-        describe=partial(recorded, bound.architecture),
+        describe=bound.context.describe,
         quantizer=partial(_quantizer_for, plan, bound),
     )
     try:

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from engine.assembly.bind import describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
@@ -173,12 +174,13 @@ class Worker:
         plan = EnginePlan.from_json(assignment.plan)
         self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path), plugin_digests(plan)))
         self._next(Begin)
-        begin_kernels(plan)
+        described = describe_model(plan)
+        begin_kernels(plan, described.graph)
         self._where = lambda: Where("import torch")
         from engine.startup.rank import Rank
         from engine.step.ranked import RankSteps
 
-        rank = Rank(plan, assignment.rank, threads=assignment.threads)
+        rank = Rank(plan, assignment.rank, threads=assignment.threads, described=described)
         self._where = rank.status.where
         rank.bind()
         self.communicator = rank.communicator

@@ -55,6 +55,7 @@ from engine.models.required_tensors import (
 )
 from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
+from engine.testing.subject import Subject, Suite, contract_suite, filled
 
 TOKENS = 40
 """Of a sequence."""
@@ -329,3 +330,12 @@ def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """A weight, of which a product is about as large as its input; of a norm, about 1."""
     noise = torch.randn(shape, generator=generator)
     return 1.0 + 0.3 * noise if len(shape) < 2 else noise * shape[-1] ** -0.5
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``."""
+    model = subject.trial.model
+    if model is None:
+        return contract_suite(subject, "no model to describe: set model.path=DIR to one that the plugin computes")
+    models = {model.name: model}
+    return filled(subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models)

@@ -15,8 +15,9 @@ one that can attend to the keys of one rank :class:`LogSumExpConformance`; sever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ from engine.testing.attention_cases import (
     run,
 )
 from engine.testing.no_sync import NoSync
+from engine.testing.subject import Subject, Suite, filled
 
 SIXTEEN_BIT_CASES = (
     "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
@@ -329,3 +331,16 @@ class LogSumExpConformance(AttentionKernelConformance):
         assert worst <= TOLERANCE[dtype], f"natural log-sum-exp: error {worst:.2e}"
         each = out.cpu().view(*sums.shape, -1)[~none], want.view(*sums.shape, -1)[~none]
         assert error(*each) <= TOLERANCE[dtype], f"output: error {error(*each):.2e}"
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of what the kernel offers."""
+    kernel = subject.build(make_context(case_named("verify"), "float32", subject.device))
+    offered = {
+        CapturableConformance: kernel.capabilities.capturable,
+        NativeConformance: isinstance(kernel, NativeAttention),
+        LogSumExpConformance: isinstance(kernel, LogSumExpAttention),
+    }
+    chosen = [suite for suite, offers in offered.items() if offers] or [AttentionKernelConformance]
+    make: Callable[[Any, BuildContext], Any] = lambda self, context: subject.build(context)  # noqa: E731
+    return filled(subject, chosen, make=make, capabilities=kernel.capabilities)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from engine.contracts.communicator import Communicator, CommunicatorError, NativeCommunicator, World
 from engine.native import in_one
+from engine.testing.subject import Subject, Suite, filled
 
 Job = Callable[[Communicator, World], Any]
 Groups = Mapping[str, tuple[int, ...]]
@@ -555,3 +556,10 @@ def act_as(communicator: Communicator, world: World, invitation: str, job: Job) 
             return job(communicator, world)
     except Exception as error:
         return error
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of what the communicator offers."""
+    native = isinstance(subject.tried(subject.build), NativeCommunicator)
+    suite = NativeConformance if native else CommunicatorConformance
+    return filled(subject, [suite], make=lambda self: subject.build())

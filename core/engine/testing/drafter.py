@@ -22,6 +22,7 @@ from typing import Any
 from engine import LLM
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.assembly.negotiation import HOST_DRAFTER
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
 from engine.drafting.behind import Drafts
 from engine.kv.cache import KVCache
@@ -30,6 +31,7 @@ from engine.startup.rank import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
 from engine.testing.no_sync import NoSync, as_on_a_gpu
+from engine.testing.subject import Subject, Suite, filled
 
 
 class HostDrafterConformance:
@@ -248,3 +250,12 @@ def _capture_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
     with NoSync(), as_on_a_gpu():  # type: ignore[no-untyped-call]
         step()
     return step
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of where the drafter computes."""
+    made = subject.tried(subject.build)
+    on_host = made is not None and (made.placement == "host" or made.max_width == 0)
+    if on_host or HOST_DRAFTER in subject.trial.provides:
+        return filled(subject, [HostDrafterConformance], make=lambda self: subject.build())
+    return filled(subject, [DeviceDrafterConformance], overrides=subject.trial.selected_by)

@@ -29,6 +29,7 @@ from engine.contracts.events import (
 )
 from engine.contracts.exporter import Exporter, ScrapedExporter
 from engine.contracts.request import FinishReason
+from engine.testing.subject import Subject, Suite, filled
 
 SAMPLE = re.compile(
     r"(?P<series>[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*=\"([^\"\\\n]|\\[\\\"n])*\",?)*\})?)"
@@ -221,3 +222,8 @@ class ExporterConformance:
                 other.close()
             assert self.written(read) == self.written(unread)
         exporter.close()
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``."""
+    return filled(subject, [ExporterConformance], make=lambda self: subject.build())

@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 )
 
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
+from engine.testing.subject import Subject, Suite, filled
 
 BLOCK = 8
 """Block size of the state machine, in tokens."""
@@ -759,3 +760,16 @@ class PartialBlockConformance(PrefixCachingConformance):
         allocator.commit(lease, prefix_of(longer))
         other = [*tokens, 7, 7]
         assert self.hit(allocator, other).num_cached == BLOCK + 4
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of what the allocator offers."""
+
+    def make(block_size: int) -> Any:
+        return subject.build(subject.context(block_size), block_size=block_size)
+
+    suite: Suite = KVAllocatorConformance
+    if subject.tried(lambda: make(BLOCK).caches_prefixes):
+        parts = subject.tried(lambda: finds_parts(make(BLOCK)))
+        suite = PartialBlockConformance if parts else PrefixCachingConformance
+    return filled(subject, [suite], make=lambda self, block_size: make(block_size))

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from engine.contracts.kv_format import KVFormat
 from engine.kernels.storage import as_bits, largest_value
+from engine.kernels.triton.device import runs_triton
+from engine.testing.subject import Subject, Suite, filled
 
 COMPUTE = ("float32", "bfloat16", "float16")
 SHAPES = ((1, 1, 8), (3, 2, 80), (17, 8, 128))
@@ -227,3 +229,14 @@ class KVTileConformance(KVFormatConformance):
         each = torch.ones_like(x) if scale is None else scale[..., None].expand(x.shape)
         got = store_all(torch.empty_like(packed), store_tile, x.flatten(), each.flatten(), count=x.numel())
         assert torch.equal(got, packed)
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of what the format offers."""
+
+    def has_functions() -> bool:
+        made = subject.build()
+        return made.load_tile() is not None and made.store_tile() is not None
+
+    tiles = runs_triton(subject.device) and subject.tried(has_functions)
+    return filled(subject, [KVTileConformance if tiles else KVFormatConformance], make=lambda self: subject.build())

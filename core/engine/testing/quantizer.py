@@ -39,6 +39,7 @@ from engine.kernels.packing import Target, pack_quantized
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.triton.device import runs_triton
 from engine.models.sharding import has_bias, taken
+from engine.testing.subject import Subject, Suite, filled
 
 SPECS: dict[str, LinearSpec] = {
     "one_part": LinearSpec((LinearPart("o", 96),), 64),
@@ -484,3 +485,21 @@ def shares(spec: LinearSpec) -> tuple[LinearSpec, ...]:
 
 def may_be_cut(stored: StoredTensor, axis: str) -> bool:
     return axis in (*stored.shard_axes, *stored.replicated) or (stored.suffix == "bias" and axis == "in")
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``: of what the quantizer's layers offer."""
+    plain = filled(subject, [QuantizerConformance], make=lambda self: subject.build())()
+    packed = {name: subject.tried(plain.pack, spec, plain.dtypes[0]) for name, spec in SPECS.items()}
+    layers = {name: layer for name, made in packed.items() if made for layer in made[:1]}
+    adds = tuple(name for name in ADDED if name in layers and layers[name].apply_add is not None)
+    gates = tuple(name for name in GATED if name in layers and layers[name].apply_gated is not None)
+    tiles = runs_triton(plain.device) and any(layer.tile_loader is not None for layer in layers.values())
+    offered = {
+        AddConformance: bool(adds),
+        GateConformance: bool(gates),
+        NativeConformance: any(layer.native is not None for layer in layers.values()),
+        TileLoaderConformance: tiles,
+    }
+    chosen = [suite for suite, offers in offered.items() if offers] or [QuantizerConformance]
+    return filled(subject, chosen, make=lambda self: subject.build(), adds=adds, gates=gates)

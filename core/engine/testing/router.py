@@ -18,6 +18,7 @@ import msgspec
 
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import Answer, ApiRequest, EngineView, Reject, Route, Router, ToEngine, ToUrl
+from engine.testing.subject import Subject, Suite, filled
 
 REQUEST = ApiRequest(
     request_id="r1",
@@ -186,3 +187,8 @@ class RouterConformance:
         for request, answer in zip(requests, answers, strict=True):
             route = router.route(replace(request, request_id="again"), (ALIVE,))
             assert not isinstance(route, Answer) or route == answer, request
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``."""
+    return filled(subject, [RouterConformance], make=lambda self: subject.build())

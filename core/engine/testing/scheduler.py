@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from engine.contracts.scheduler import Blocks, RequestView, Schedule, Scheduler, SchedulerView, fit
 from engine.contracts.step_cost import StepCost
 from engine.testing.simulation import Job, Machine, Simulation, check_schedule
+from engine.testing.subject import Subject, Suite, filled
 
 BLOCK = 16
 """Block size of all views and simulations here, in tokens."""
@@ -232,3 +233,8 @@ class SchedulerConformance(ABC):
         traces = simulation.run(max_steps=20_000)
         assert [len(t.token_ms) for t in traces] == [t.job.output for t in traces]
         assert max(simulation.step_tokens) <= machine.token_budget
+
+
+def suite_for(subject: Subject) -> Suite:
+    """For ``engine plugins check``."""
+    return filled(subject, [SchedulerConformance], make=lambda self: subject.build(subject.context(BLOCK)))

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from engine.checkpoint.files import clipped
+from engine.contracts.model import DeviceFacts, ModelConfig
+
 DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 ERNIE = ("Ernie4_5ForCausalLM",)
 GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
@@ -35,3 +40,24 @@ EXAONE4 = ("Exaone4ForCausalLM",)
 PHI3 = ("Phi3ForCausalLM",)
 STARCODER2 = ("Starcoder2ForCausalLM",)
 COHERE = ("CohereForCausalLM", "Cohere2ForCausalLM")
+
+
+def only(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The ``unsupported`` of an architecture: it computes checkpoints of these names."""
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        return () if model.architecture in names else (f"it computes {', '.join(names)}",)
+
+    return unsupported
+
+
+def only_dense(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The same, of an architecture without experts."""
+    of_other_names = only(*names)
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        said = [f"{key}={clipped(model.raw[key])}" for key in EXPERT_COUNTS if model.raw.get(key)]
+        experts = (f"it computes no experts, and config.json says {', '.join(said)}",) if said else ()
+        return of_other_names(model, device) or experts
+
+    return unsupported

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
+from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.ops import Attention
 
 TRITON_CAPABILITY = (8, 0)
@@ -25,4 +27,17 @@ def beyond_triton_heads(attentions: Iterable[Attention]) -> tuple[str, ...]:
                 f"latent keys of {values} + {rest} numbers: expected multiples of 8 up to {TRITON_VALUE_DIM} + "
                 f"{TRITON_REST_DIM}"
             )
+    return tuple(reasons)
+
+
+def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    reasons = []
+    # Triton itself reads this variable when a kernel is defined, so it cannot come from the configuration.
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if device.kind != "cuda":
+            reasons.append("needs a CUDA device")
+        elif device.capability is not None and device.capability < TRITON_CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
+            reasons.append(f"needs compute capability {needs}, this device has {has}")
+    reasons.extend(beyond_triton_heads(model.attentions))
     return tuple(reasons)

@@ -7,14 +7,33 @@ structured text. (Saxena, "Prompt Lookup Decoding", 2023.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from engine.contracts.config import DrafterConfig, at_least
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext
-from engine_plugins.drafter.config import NgramConfig
 
 _FINGERPRINT = 16
 """Latest tokens by which a history is recognised as a continuation of the one indexed before."""
+
+
+@dataclass(frozen=True)
+class NgramConfig(DrafterConfig):
+    """Prompt lookup: the last tokens are searched for earlier in the same request."""
+
+    max_match: int = 4
+    """Longest suffix, in tokens, that is looked up."""
+    min_match: int = 2
+    """Shortest suffix, in tokens, worth trusting."""
+    window: int = 0
+    """How many of the latest tokens are searched; 0: the whole request."""
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        at_least("drafter.min_match", self.min_match, 1)
+        at_least("drafter.max_match", self.max_match, self.min_match)
+        at_least("drafter.window", self.window, 0)
 
 
 class SuffixIndex:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.contracts.config import DrafterConfig
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext
+
+
+@dataclass(frozen=True)
+class NoDrafterConfig(DrafterConfig):
+    """No speculation: the device tables need no space for drafts."""
+
+    max_width: int = 0
 
 
 class NoDrafter:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from engine.contracts.config import DrafterConfig, at_least, between
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext
-from engine_plugins.drafter.config import SuffixConfig
 
 OCCURRENCES = 16
 """Latest occurrences of a run that are looked at: bounds the work per token."""
@@ -23,6 +24,28 @@ LONG_RUN = 4
 """How many times as long as the shortest match the runs are that are looked up first."""
 _END = -1
 """Follows every finished text."""
+
+
+@dataclass(frozen=True)
+class SuffixConfig(DrafterConfig):
+    """The last tokens are searched for in the same request and in the latest outputs of others of its tenant."""
+
+    max_width: int = 8
+    min_match: int = 2
+    """Shortest suffix, in tokens, worth trusting."""
+    max_match: int = 32
+    """Tokens from which on a match is as good as a longer one."""
+    min_confidence: float = 0.3
+    """A draft ends where the chance that all of it is right falls below this."""
+    remembered_tokens: int = 131072
+    """Output tokens of finished requests that are kept, of all tenants together; up to 300 bytes each. 0: none."""
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        at_least("drafter.min_match", self.min_match, 1)
+        at_least("drafter.max_match", self.max_match, self.min_match)
+        between("drafter.min_confidence", self.min_confidence, 0.0, 1.0)
+        at_least("drafter.remembered_tokens", self.remembered_tokens, 0)
 
 
 class _Runs:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from engine.checkpoint.files import shown
 from engine.contracts.config import QuantizerConfig, one_of
+from engine.contracts.model import DeviceFacts, ModelFacts
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,10 @@ class FP8Config(OnLoadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("quantizer.activations", self.activations, ("bf16", "fp8"))
+
+
+def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    if model.quantization is None:
+        return ()
+    method = shown(model.quantization.get("quant_method", "unknown"))
+    return (f"the checkpoint is already quantized (quant_method={method}); quantizer=checkpoint reads that",)

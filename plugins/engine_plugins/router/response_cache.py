@@ -12,14 +12,14 @@ import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
 
+from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, ApiRequest, EngineView, Route
-from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.router.direct import first_alive
 
 ENTRY_BYTES = 512
@@ -30,6 +30,20 @@ SHAPES_NOTHING = frozenset({"request_id", "stream", "stream_options", "return_pr
 """What may differ between requests with one answer: who asks, how and when it is sent. Text is made
 anew of stored tokens."""
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True)
+class ResponseCacheConfig(SlotConfig):
+    """Stored answers of deterministic requests."""
+
+    max_entries: int = 1024
+    """Most answers kept."""
+    max_bytes: int = 64 * 1024 * 1024
+    """Most bytes of answers kept."""
+
+    def __post_init__(self) -> None:
+        at_least("router.max_entries", self.max_entries, 1)
+        at_least("router.max_bytes", self.max_bytes, 1)
 
 
 class ResponseCacheRouter:

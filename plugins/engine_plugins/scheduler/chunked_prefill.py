@@ -6,12 +6,24 @@ them, bounds how long those decodes wait: it is ``itl_target_ms`` turned into to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import merge
 
+from engine.contracts.config import SchedulerConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-from engine_plugins.scheduler.config import ChunkedPrefillConfig
 from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, step_tokens
+
+
+@dataclass(frozen=True)
+class ChunkedPrefillConfig(SchedulerConfig):
+    min_chunk: int = 64
+    """Prompt tokens that a step computes at least, if the token budget has room for them, however tight
+    ``itl_target_ms`` is: a late token is better than a prompt that never gets on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("scheduler.min_chunk", self.min_chunk, 1)
 
 
 class ChunkedPrefillScheduler:

@@ -17,7 +17,6 @@ from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import MOST_TOKENS
-from engine.models.record import recorded
 from engine.startup.rank import load_plan
 from engine.testing.architecture import tensors_of
 from tests.kernels.cpu.test_captured_steps import TOKENS, compare
@@ -60,7 +59,7 @@ def written(folder: Path, family: str) -> Path:
 
 def described(folder: Path) -> Graph:
     plan = assemble([f"model.path={folder}", "device=cpu", "exporter=[]"])
-    return recorded(bind(plan).architecture, plan.model)
+    return bind(plan).graph
 
 
 def lowered(folder: Path, dtype: str, *overrides: str) -> tuple[ModelFacts, LoweredModel]:

@@ -13,8 +13,8 @@ from engine.contracts.graph import Graph
 from engine.contracts.model import DeviceFacts, ModelConfig
 from engine.contracts.ops import Gated
 from engine.models.record import recorded
+from engine_plugins.architecture import engine_architecture
 from engine_plugins.architecture.llama import LlamaArchitecture
-from engine_plugins.registry import engine_architecture
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -25,7 +25,7 @@ from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.plain import PlainQuantizer
 from engine_plugins.architecture import config as registered
-from engine_plugins.registry import engine_architecture
+from engine_plugins.architecture import engine_architecture
 
 HERE = Path(__file__)
 FAMILIES: dict[str, tuple[ArchitectureConformance, str]] = {}

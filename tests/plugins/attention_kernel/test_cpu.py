@@ -36,9 +36,9 @@ from engine.testing.attention_kernel import (
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.cpu import kernel as cpu
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention, kernels
+from engine_plugins.devices import only_compiling_cpus
 from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.int8 import Int8Format
-from engine_plugins.registry import only_compiling_cpus
 
 
 @pytest.fixture(params=["vectors", pytest.param("AMX", marks=needs_amx)])

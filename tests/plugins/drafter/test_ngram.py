@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from engine.contracts.drafter import DraftRow
 from engine.testing.drafter import HostDrafterConformance
-from engine_plugins.drafter.config import NgramConfig
-from engine_plugins.drafter.ngram import NgramDrafter
+from engine_plugins.drafter.ngram import NgramConfig, NgramDrafter
 
 
 def make(**config):

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from engine.contracts.drafter import DraftRow
 from engine.testing.drafter import HostDrafterConformance
-from engine_plugins.drafter.config import SuffixConfig
-from engine_plugins.drafter.suffix import LONG_RUN, OCCURRENCES, SuffixDrafter, Texts, continued
+from engine_plugins.drafter.suffix import LONG_RUN, OCCURRENCES, SuffixConfig, SuffixDrafter, Texts, continued
 
 
 def make(**config):

@@ -10,10 +10,10 @@ from engine.contracts.router import Answer, ApiRequest, ToEngine
 from engine.service.protocol import ChatRequest, CompletionRequest
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, REQUEST, RouterConformance
-from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.router.response_cache import (
     ENTRY_BYTES,
     SHAPES_NOTHING,
+    ResponseCacheConfig,
     ResponseCacheRouter,
     cache_key,
     deep_size,

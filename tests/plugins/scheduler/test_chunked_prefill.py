@@ -3,8 +3,7 @@ from __future__ import annotations
 from engine.contracts.step_cost import StepCost
 from engine.testing.context import build_context
 from engine.testing.scheduler import BLOCK, SchedulerConformance, decoding, make_view, request
-from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillScheduler
-from engine_plugins.scheduler.config import ChunkedPrefillConfig
+from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillConfig, ChunkedPrefillScheduler
 
 
 def make() -> ChunkedPrefillScheduler:

@@ -13,8 +13,7 @@ from engine.contracts.scheduler import Scheduler, SchedulerView, fit
 from engine.testing.context import build_context
 from engine.testing.scheduler import views
 from engine.testing.simulation import Job, Machine, Simulation, Trace
-from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillScheduler
-from engine_plugins.scheduler.config import ChunkedPrefillConfig
+from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from engine_plugins.scheduler.continuous import ContinuousScheduler
 from engine_plugins.scheduler.static import StaticScheduler
 

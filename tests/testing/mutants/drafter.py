@@ -14,10 +14,9 @@ from engine.contracts.drafter import Draft, DraftRow, DraftRows, DraftTokens
 from engine.testing.context import build_context
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
 from engine_plugins.drafter import early_exit
-from engine_plugins.drafter.config import NgramConfig, SuffixConfig
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
-from engine_plugins.drafter.ngram import NgramDrafter
-from engine_plugins.drafter.suffix import SuffixDrafter, _Request
+from engine_plugins.drafter.ngram import NgramConfig, NgramDrafter
+from engine_plugins.drafter.suffix import SuffixConfig, SuffixDrafter, _Request
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 WANTED = "test_never_proposes_more_than_wanted"

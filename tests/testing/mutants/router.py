@@ -12,9 +12,8 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.router import Answer, ApiRequest, EngineView, Reject, Route, ToEngine, ToUrl
 from engine.testing.context import build_context
 from engine.testing.router import RouterConformance
-from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.router.direct import DirectRouter
-from engine_plugins.router.response_cache import ResponseCacheRouter
+from engine_plugins.router.response_cache import ResponseCacheConfig, ResponseCacheRouter
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 Fleet = tuple[EngineView, ...]

@@ -20,8 +20,8 @@ from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError
 from engine.assembly.records import AUTO
-from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
+from engine.contracts.slots import SLOTS
 
 __all__ = [
     "AUTO",

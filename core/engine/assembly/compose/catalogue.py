@@ -10,7 +10,7 @@ from typing import Any
 from engine.assembly.compose.text import failure_notes
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError
-from engine.contracts.config import SLOT_CONFIGS
+from engine.contracts.slots import SLOTS
 
 
 def conf_dir() -> Path:
@@ -41,7 +41,7 @@ class Catalogue:
     def schema(self, slot: str, plugin: str) -> tuple[type[Any], Offer | None]:
         """The config dataclass of a plugin; the slot's base for ``auto`` and for what nobody offers."""
         offers = self._discovered.named(slot, plugin)
-        return (offers[0].config_class, offers[0]) if offers else (SLOT_CONFIGS[slot], None)
+        return (offers[0].config_class, offers[0]) if offers else (SLOTS[slot].config, None)
 
 
 def _search(discovered: Discovered, config_dirs: Sequence[Path]) -> tuple[list[str], list[Path]]:

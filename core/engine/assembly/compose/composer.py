@@ -17,8 +17,8 @@ from engine.assembly.compose.text import first_lines
 from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered, Offer, PluginFailure
 from engine.assembly.errors import AssemblyError
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
+from engine.contracts.slots import SLOTS
 
 SETTINGS_NODE = "engine_settings"
 
@@ -90,7 +90,7 @@ def _store_providers(store: Any, catalogue: Catalogue, discovered: Discovered, p
             offers = discovered.named(slot, picked[slot]) if picked.get(slot, "").endswith(f":{name}") else ()
             offer = (offers or discovered.named(slot, name))[0]
             node = {"plugin": name, **_defaults_of(offer)}
-            package = f"{slot}.{name}" if slot in MULTI_SLOTS else slot
+            package = f"{slot}.{name}" if SLOTS[slot].many else slot
             store.store(group=slot, name=name, node=node, package=package, provider=str(offer.origin))
 
 

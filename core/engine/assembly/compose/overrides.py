@@ -11,8 +11,8 @@ from typing import Any
 from engine.assembly.compose.catalogue import Catalogue
 from engine.assembly.compose.text import first_line
 from engine.assembly.errors import listing, nearest
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
+from engine.contracts.slots import SLOTS
 
 PRESET = "preset"
 SETTING_KEYS = tuple(entry.name for entry in dataclasses.fields(Settings))
@@ -73,7 +73,7 @@ class Request:
 
 
 def _as_option(slot: str, names: Sequence[str]) -> str:
-    return f"[{','.join(names)}]" if slot in MULTI_SLOTS else names[0]
+    return f"[{','.join(names)}]" if SLOTS[slot].many else names[0]
 
 
 def sort(parsed: Sequence[Override], catalogue: Catalogue) -> Request:
@@ -97,7 +97,7 @@ def sort(parsed: Sequence[Override], catalogue: Catalogue) -> Request:
         else:
             request.assignments.append(one)
     _imply_choices(request, catalogue)
-    request.choices = {slot: names for slot, names in request.choices.items() if names or slot in MULTI_SLOTS}
+    request.choices = {slot: names for slot, names in request.choices.items() if names or SLOTS[slot].many}
     return request
 
 
@@ -105,16 +105,16 @@ def _imply_choices(request: Request, catalogue: Catalogue) -> None:
     """``drafter.plugin=mine`` alone selects that option too, so that its keys exist."""
     for one in request.assignments:
         slot, _, key = one.key.partition(".")
-        if key == "plugin" and slot in SLOTS and slot not in MULTI_SLOTS and slot not in request.choices:
+        if key == "plugin" and slot in SLOTS and not SLOTS[slot].many and slot not in request.choices:
             name = str(one.value).rpartition(":")[2]
             if name in catalogue.options(slot):
                 request.choices[slot] = [name]
 
 
 def _how_to_empty(head: str) -> str:
-    if head in MULTI_SLOTS:
-        return f"{head}=[] selects none"
-    return f"{head}=<option> selects another" if head in SLOTS else "set another value instead"
+    if head not in SLOTS:
+        return "set another value instead"
+    return f"{head}=[] selects none" if SLOTS[head].many else f"{head}=<option> selects another"
 
 
 def _unknown_root(one: Override, head: str, catalogue: Catalogue) -> str:
@@ -127,7 +127,7 @@ def _unknown_root(one: Override, head: str, catalogue: Catalogue) -> str:
 
 def _names(one: Override, group: str, catalogue: Catalogue, problems: list[str]) -> list[str]:
     """The option names an override gives, those that exist."""
-    many = group == PRESET or group in MULTI_SLOTS
+    many = group == PRESET or SLOTS[group].many
     known = catalogue.options(group)
     given = one.value if isinstance(one.value, list) else [one.value]
     if isinstance(one.value, list) and not many:

@@ -15,8 +15,8 @@ from engine.assembly.discovery import Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.assembly.records import AUTO
 from engine.border.calls import error_line
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
+from engine.contracts.slots import SLOTS
 
 
 def finish(root: Any, choices: Mapping[str, Any], request: Request, catalogue: Catalogue) -> Composed:
@@ -75,7 +75,7 @@ def _selections(
     problems: list[str],
 ) -> tuple[Selection, ...]:
     mine = [one for one in request.assignments if one.key.partition(".")[0] == slot]
-    if slot not in MULTI_SLOTS:
+    if not SLOTS[slot].many:
         requested = str(choices.get(slot) or node.get("plugin", ""))
         return (_selection(slot, slot, requested, node, mine, catalogue, problems),)
     for one in mine:

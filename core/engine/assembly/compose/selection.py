@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.assembly import values
 from engine.assembly.records import AUTO
-from engine.contracts import MULTI_SLOTS
 from engine.contracts.config import Settings
+from engine.contracts.slots import SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Composed:
         tree: dict[str, Any] = dict(values.to_plain(self.settings))
         for slot, chosen in self.selections.items():
             nodes = {pick.requested: _tree_of(pick) for pick in chosen}
-            tree[slot] = nodes if slot in MULTI_SLOTS else next(iter(nodes.values()))
+            tree[slot] = nodes if SLOTS[slot].many else next(iter(nodes.values()))
         return tree
 
 

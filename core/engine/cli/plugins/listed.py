@@ -12,8 +12,8 @@ from typing import Any
 from engine.assembly.compose import AUTO
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.cli.commands import TWO_WORDS, commands
-from engine.contracts import SLOTS
 from engine.contracts.command import OK, Command
+from engine.contracts.slots import SLOTS
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:

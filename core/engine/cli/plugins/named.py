@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.assembly.compose.text import failure_notes
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
-from engine.contracts import MULTI_SLOTS, SLOTS
+from engine.contracts.slots import SLOTS
 
 HELP = "its NAME, or SLOT=NAME where several slots have one of that name; DIST:NAME where several packages do"
 
@@ -43,7 +43,7 @@ def shown(offer: Offer) -> str:
 def selecting(offer: Offer, discovered: Discovered) -> list[str]:
     """The overrides that select it."""
     alone = len(discovered.named(offer.slot, offer.name)) == 1
-    if offer.slot in MULTI_SLOTS:
+    if SLOTS[offer.slot].many:
         further = [] if alone else [f"{offer.slot}.{offer.name}.plugin={offer.qualified}"]
         return [f"{offer.slot}=[{offer.name}]", *further]
     return [f"{offer.slot}={offer.name}"] if alone else [f"{offer.slot}.plugin={offer.qualified}"]

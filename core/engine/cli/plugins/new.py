@@ -11,9 +11,9 @@ from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
 from engine.assembly.records import provider_error
 from engine.cli.plugins.named import check_slot
-from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.command import OK, Command
 from engine.contracts.provider import Provider
+from engine.contracts.slots import SLOTS
 
 TEMPLATES = Path(__file__).with_name("templates")
 PACKAGE = "engine.cli.plugins.templates"
@@ -37,7 +37,7 @@ def _renamed(text: str, slot: str, name: str) -> str:
     """A template's text for a plugin of this name."""
     words = {
         "@SLOT@": slot,
-        "@SELECT@": f"{slot}={name}" if slot not in MULTI_SLOTS else f"'{slot}=[prometheus,{name}]'",
+        "@SELECT@": f"{slot}={name}" if not SLOTS[slot].many else f"'{slot}=[prometheus,{name}]'",
         "@DIST@": dist_of(name),
         f"{PACKAGE}.{slot}.plugin": f"engine_{name}",
         PLACEHOLDER: name,

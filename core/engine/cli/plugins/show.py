@@ -21,8 +21,8 @@ from engine.assembly.errors import AssemblyError
 from engine.cli.plugins.docstrings import as_markdown, field_docs, where_is
 from engine.cli.plugins.named import HELP, find_offer, selecting, shown
 from engine.cli.serve import overrides_of, shorthands
-from engine.contracts import MULTI_SLOTS
 from engine.contracts.command import OK, Command
+from engine.contracts.slots import SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def describe(offer: Offer, discovered: Discovered, overrides: list[str], flags: 
 
 def keys(offer: Offer) -> Iterator[Key]:
     """Fields of the config dataclass, in their order."""
-    prefix = f"{offer.slot}.{offer.name}" if offer.slot in MULTI_SLOTS else offer.slot
+    prefix = f"{offer.slot}.{offer.name}" if SLOTS[offer.slot].many else offer.slot
     docs = field_docs(offer.config_class)
     for field in dataclasses.fields(offer.config_class):
         kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))

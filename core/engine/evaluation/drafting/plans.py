@@ -23,11 +23,11 @@ class Setting:
     @property
     def max_width(self) -> int:
         """Most draft tokens a decode step."""
-        return int(self.plan.choice("drafter").config["max_width"])
+        return self.plan.drafter.max_width
 
     @property
     def max_requests(self) -> int:
-        return int(self.plan.choice("scheduler").config["max_requests"])
+        return self.plan.scheduler.max_requests
 
 
 def settings_of(options: DraftingOptions) -> list[Setting]:
@@ -70,7 +70,7 @@ def pool_override(options: DraftingOptions, settings: Sequence[Setting], longest
     if any(word.lstrip("+").startswith("memory.") for word in options.overrides):
         return ()
     width = max(setting.max_width for setting in settings)
-    block = max(int(setting.plan.choice("kv_allocator").config["block_size"]) for setting in settings)
+    block = max(setting.plan.kv_allocator.block_size for setting in settings)
     # A block more for a prefix hit that gives up its last block, one for what is partly filled, one to spare.
     tokens = max(options.batches) * (longest + options.answer_tokens + width + 1 + 3 * block)
     return (f"memory.kv_tokens={tokens}",)

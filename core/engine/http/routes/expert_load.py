@@ -14,7 +14,7 @@ from engine.service.errors import ApiError
 async def expert_load(http: web.Request) -> web.StreamResponse:
     """Answers with an :class:`~engine.assembly.expert_load.ExpertLoadFile`; 404 where experts are not counted."""
     state = state_of(http)
-    if not state.plan.choice("parallelism").config["count_experts"]:
+    if not state.plan.parallelism.count_experts:
         raise ApiError(404, "Experts are not counted: start the engine with parallelism.count_experts=true.")
     try:
         return json_response(expert_load_file(await state.client.expert_load()))

@@ -13,7 +13,6 @@ from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
-from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
 from engine.startup.checks.kv_format import check_kv_format
 from engine.startup.memory.budget import DoesNotFit
@@ -84,10 +83,9 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine, own: Graph | None = None) 
     tried when they are loaded. ``own``: what of the model this rank computes, ``None``: all. Raises
     :class:`~engine.border.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
-    graph = recorded(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
     attention = AttentionCheck(
         bound.attention_kernel, bound.kv_format, plan.dtype, device, bound.context.block_size,
         plan.max_len, bound.context.max_requests,
     )  # fmt: skip
-    attention(graph if own is None else own)
+    attention(bound.graph if own is None else own)

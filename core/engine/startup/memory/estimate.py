@@ -19,7 +19,6 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import PoolShape, cache_groups, of_rank
 from engine.models.footprint import alive_in_a_layer, made_in_a_layer
 from engine.models.placement import RankGraph
-from engine.models.record import recorded
 from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.startup.lowering import lowering_of
 from engine.startup.memory.weights import WeightSizes
@@ -92,13 +91,12 @@ def estimate_memory(
     Arithmetic alone: nothing is built or read."""
     drafter = bound.drafter
     max_width, on_its_device = drafter.max_width, on_device(drafter)
-    scheduler = plan.choice("scheduler").config
-    max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
+    max_requests, token_budget = plan.scheduler.max_requests, plan.scheduler.token_budget
     block_size = plan.block_size
     per_request = -(-plan.max_len // block_size)
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
-    graph = recorded(bound.architecture, plan.model)
+    graph = bound.graph
     groups = cache_groups(graph.caches, cached_by(drafter), plan.layout.dcp)
     full_share = groups.full_share
     if own is not None:

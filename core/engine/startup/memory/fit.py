@@ -10,7 +10,6 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.models.placement import RankGraph
-from engine.models.record import recorded
 from engine.models.required_tensors import checked_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
@@ -58,7 +57,7 @@ def plan_memory(
     Raises :class:`DoesNotFit` with what is missing and what to set, and
     :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint that headers show not to be the model's.
     """
-    checkpoint = checked_checkpoint(recorded(bound.architecture, plan.model), bound.quantizer, plan.model.path)
+    checkpoint = checked_checkpoint(bound.graph, bound.quantizer, plan.model.path)
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
     weights = weight_sizes(plan, bound, checkpoint, None if own is None else own.graph)
     estimate = estimate_memory(plan, weights, bound, own)
@@ -73,8 +72,9 @@ def check_memory(plan: EnginePlan) -> tuple[MemoryPlan, ...]:
 
     Raises :class:`AssemblyError` with the reasons why not.
     """
-    bound, free = bind(plan), free_memory(plan.device) // plan.ranks_per_device
+    free = free_memory(plan.device) // plan.ranks_per_device
     try:
+        bound = bind(plan)
         return tuple([plan_memory(plan, bound, free=free, own=own) for own in placed(plan, bound)])
     except CheckpointError as error:
         raise AssemblyError([str(error)]) from error

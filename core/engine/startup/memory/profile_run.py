@@ -90,7 +90,7 @@ def give_back() -> None:
 
 
 def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv: KVCache, tables: DeviceTables) -> None:
-    budget = int(plan.choice("scheduler").config["token_budget"])
+    budget = plan.scheduler.token_budget
     most = bound.context.max_requests
     lengths = [min(plan.max_len, budget - start) for start in range(0, budget, plan.max_len)][:most]
     rows = tuple(StepRow(tables.nobody, 0, length) for length in lengths)

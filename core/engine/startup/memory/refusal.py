@@ -8,11 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.models.record import recorded
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
@@ -47,17 +45,17 @@ def _shared(plan: EnginePlan) -> str:
 
 def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, str], ...]:
     """Name, bytes, and the settings they follow from."""
-    scheduler, wanted = plan.choice("scheduler").config, plan.settings.memory.kv_tokens
+    scheduler, wanted = plan.scheduler, plan.settings.memory.kv_tokens
     tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
     pool = f"one request of model.max_len={plan.max_len}" if wanted is None else f"memory.kv_tokens={wanted}"
-    requests = f"scheduler.max_requests={scheduler['max_requests']}"
+    requests = f"scheduler.max_requests={scheduler.max_requests}"
     weights = f"{plan.model.name} with quantizer={plan.choice('quantizer').name}, {plan.dtype}"
     loading = max(0, estimate.loading - estimate.workspace)
     return (
         ("weights", estimate.weights, weights),
         ("drafter", estimate.drafter, f"weights of drafter={plan.choice('drafter').name}"),
         ("KV pool", estimate.pool.num_bytes(estimate.smallest_blocks), f"{tokens} tokens: {pool}"),
-        ("largest step", estimate.workspace, f"scheduler.token_budget={scheduler['token_budget']}, {requests}"),
+        ("largest step", estimate.workspace, f"scheduler.token_budget={scheduler.token_budget}, {requests}"),
         ("loading", loading, "copies while weights are loaded, beyond what the largest step takes"),
         ("tables", estimate.tables, requests),
         ("programs", estimate.programs, "native calls of small steps and drafts"),
@@ -91,13 +89,13 @@ def _quantizer_hint(
 
     if plan.model.quantization is not None:
         return None
-    dtype, graph = getattr(torch, plan.dtype), recorded(bound.architecture, plan.model)
-    now = values.load(plan.choice("quantizer").config_class).weight_bits or 8 * dtype.itemsize
+    dtype = getattr(torch, plan.dtype)
+    now = plan.quantizer.weight_bits or 8 * dtype.itemsize
     offers = discover(plan.settings.plugins).of_slot("quantizer")
     narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]
     hint = None
     for bits, name in sorted(narrower, key=lambda offer: -offer[0]):
-        taken = quantized_bytes(graph, dtype, bits)
+        taken = quantized_bytes(bound.graph, dtype, bits)
         usable = budget.usable + estimate.weights - taken
         effect = f"weights take about {size(taken)} instead of {size(estimate.weights)}: less exact"
         if estimate.smallest <= usable:

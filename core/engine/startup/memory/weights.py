@@ -20,7 +20,6 @@ from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
 from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused
-from engine.models.record import recorded
 from engine.models.required_tensors import (
     check_readable,
     expert_linears,
@@ -53,7 +52,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint, o
     A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
     :class:`engine.checkpoint.tensors.CheckpointError` where headers show that the quantizer cannot read them.
     """
-    graph = recorded(bound.architecture, plan.model)
+    graph = bound.graph
     check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
     own = graph if own is None else own
     lowering = lowering_of(plan, bound, own)

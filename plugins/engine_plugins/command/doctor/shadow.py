@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from statistics import fmean
 
-from engine.contracts.config import SLOT_CONFIGS
+from engine.contracts.slots import SLOTS
 from engine.evaluation.flags import assignment
 from engine_plugins.command.doctor.evidence import Engine, Evidence
 from engine_plugins.command.ladder import options
@@ -26,7 +26,7 @@ def overrides_of(engine: Engine, changes: Sequence[str] = ()) -> tuple[str, ...]
 
     def stays(key: str) -> bool:
         slot, _, name = key.partition(".")
-        return slot not in replaced or name in {field.name for field in fields(SLOT_CONFIGS[slot])}
+        return slot not in replaced or name in {field.name for field in fields(SLOTS[slot].config)}
 
     slots = (f"{slot}={name}" for slot, name in engine.slots.items())
     settings = (assignment(key, value) for key, value in engine.settings.items() if stays(key))

@@ -153,7 +153,7 @@ class Planner:
     def _estimated(self, sizing: Sizing) -> Cost:
         question = self._question
         if question.card is not None:
-            activations = sizing.plan.choice("quantizer").config.get("activations")
+            activations = sizing.plan.quantizer.activations
             device = question.card.device(flops_key(activations, question.card))
         else:
             device = self._probed = self._probed or probed(sizing.plan.device, sizing.plan.dtype)

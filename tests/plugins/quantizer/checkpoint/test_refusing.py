@@ -117,7 +117,7 @@ def test_quantization_that_is_no_object_is_named(tmp_path: Path) -> None:
 
 def test_judging_a_checkpoint_does_not_import_torch() -> None:
     code = (
-        "import sys; from engine_plugins.registry import engine_quantizer; from engine.assembly.model_config import "
+        "import sys; from engine_plugins.quantizer import engine_quantizer; from engine.assembly.model_config import "
         "model_config; from engine.contracts.model import DeviceFacts; m = model_config('bundled'); "
         "[p.unsupported(m, DeviceFacts('cpu')) for p in engine_quantizer()]; assert 'torch' not in sys.modules"
     )
