@@ -6,9 +6,7 @@ beside this one with its Protocol, and a suite in :mod:`engine.testing`; :mod:`e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from engine.contracts.architecture import Architecture, NestedArchitecture
@@ -64,62 +62,60 @@ class Slot:
         return f"engine_{self.name}"
 
 
-SLOTS: Mapping[str, Slot] = MappingProxyType(
-    {
-        slot.name: slot
-        for slot in (
-            Slot(
-                "architecture",
-                Architecture,
-                (NestedArchitecture,),
-                suite="engine.testing.architecture:suite_for",
-            ),
-            Slot("parallelism", Launcher, config=ParallelismConfig),
-            Slot(
-                "communicator",
-                Communicator,
-                (NativeCommunicator,),
-                config=CommunicatorConfig,
-                suite="engine.testing.communicator:suite_for",
-            ),
-            Slot(
-                "quantizer",
-                Quantizer,
-                (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
-                config=QuantizerConfig,
-                suite="engine.testing.quantizer:suite_for",
-            ),
-            Slot("kv_format", KVFormat, suite="engine.testing.kv_format:suite_for"),
-            Slot(
-                "kv_allocator",
-                KVAllocator,
-                config=KVAllocatorConfig,
-                suite="engine.testing.kv_allocator:suite_for",
-            ),
-            Slot(
-                "attention_kernel",
-                AttentionKernel,
-                (NativeAttention, LogSumExpAttention),
-                suite="engine.testing.attention_kernel:suite_for",
-            ),
-            Slot(
-                "drafter",
-                Drafter,
-                (HostDrafter, DeviceDrafter, CapturableDrafter),
-                config=DrafterConfig,
-                suite="engine.testing.drafter:suite_for",
-            ),
-            Slot("scheduler", Scheduler, config=SchedulerConfig, suite="engine.testing.scheduler:suite_for"),
-            Slot("router", Router, suite="engine.testing.router:suite_for", in_api=True),
-            Slot(
-                "exporter",
-                Exporter,
-                (ScrapedExporter, TranscriptExporter),
-                suite="engine.testing.exporter:suite_for",
-                in_api=True,
-                many=True,
-            ),
-        )
-    }
-)
+SLOTS: dict[str, Slot] = {
+    slot.name: slot
+    for slot in (
+        Slot(
+            "architecture",
+            Architecture,
+            (NestedArchitecture,),
+            suite="engine.testing.architecture:suite_for",
+        ),
+        Slot("parallelism", Launcher, config=ParallelismConfig),
+        Slot(
+            "communicator",
+            Communicator,
+            (NativeCommunicator,),
+            config=CommunicatorConfig,
+            suite="engine.testing.communicator:suite_for",
+        ),
+        Slot(
+            "quantizer",
+            Quantizer,
+            (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
+            config=QuantizerConfig,
+            suite="engine.testing.quantizer:suite_for",
+        ),
+        Slot("kv_format", KVFormat, suite="engine.testing.kv_format:suite_for"),
+        Slot(
+            "kv_allocator",
+            KVAllocator,
+            config=KVAllocatorConfig,
+            suite="engine.testing.kv_allocator:suite_for",
+        ),
+        Slot(
+            "attention_kernel",
+            AttentionKernel,
+            (NativeAttention, LogSumExpAttention),
+            suite="engine.testing.attention_kernel:suite_for",
+        ),
+        Slot(
+            "drafter",
+            Drafter,
+            (HostDrafter, DeviceDrafter, CapturableDrafter),
+            config=DrafterConfig,
+            suite="engine.testing.drafter:suite_for",
+        ),
+        Slot("scheduler", Scheduler, config=SchedulerConfig, suite="engine.testing.scheduler:suite_for"),
+        Slot("router", Router, suite="engine.testing.router:suite_for", in_api=True),
+        Slot(
+            "exporter",
+            Exporter,
+            (ScrapedExporter, TranscriptExporter),
+            suite="engine.testing.exporter:suite_for",
+            in_api=True,
+            many=True,
+        ),
+    )
+}
 """By name, in the order in which the core builds plugins."""
