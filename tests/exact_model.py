@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.kernels.model import ForwardBatch, prepared_of
+from engine.kernels.context import ForwardBatch, prepared_of
 from engine.kernels.torch.reference import most_likely
 
 ECHO = 5

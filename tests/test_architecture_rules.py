@@ -19,26 +19,28 @@ TEMPLATES = CORE / "cli" / "plugins" / "templates"
 """What new plugins start from: not parts of the core, but plugins and their tests."""
 
 MAY_IMPORT = {
-    "border": {"border", "contracts"},
+    "plugin_guard": {"plugin_guard"},
     "checkpoint": {"checkpoint", "contracts"},
     "contracts": {"contracts", "native"},
     "native": {"native"},
-    "assembly": {"assembly", "models", "border", "checkpoint", "contracts", "hookspecs", "native"},
-    "models": {"models", "border", "checkpoint", "contracts"},
-    "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
-    "kv": {"kv", "kernels", "models", "border", "contracts"},
+    "assembly": {"assembly", "models", "plugin_guard", "checkpoint", "contracts", "hookspecs", "native", "version"},
+    "models": {"models", "plugin_guard", "checkpoint", "contracts"},
+    "kernels": {"kernels", "models", "plugin_guard", "checkpoint", "contracts", "native"},
+    "kv": {"kv", "kernels", "models", "plugin_guard", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
     "estimates": {"estimates", "kv", "models", "contracts"},
-    "step": {"step", "border", "sampling", "kv", "kernels", "contracts"},
-    "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
-    "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "machine", "contracts"},
+    "step": {"step", "ranks", "sampling", "kv", "kernels", "contracts"},
+    "ranks": {"ranks", "assembly", "step", "plugin_guard", "kernels", "models", "contracts"},
+    "drafting": {"drafting", "plugin_guard", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
+    "loop": {"loop", "plugin_guard", "drafting", "ranks", "step", "kv", "machine", "contracts"},
     "startup": {
         "startup",
-        "border",
+        "plugin_guard",
         "checkpoint",
         "native",
         "loop",
         "drafting",
+        "ranks",
         "step",
         "sampling",
         "kv",
@@ -46,9 +48,10 @@ MAY_IMPORT = {
         "models",
         "assembly",
         "contracts",
+        "version",
     },
-    "service": {"service", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
-    "http": {"http", "service", "border", "startup", "loop", "assembly", "machine", "contracts"},
+    "service": {"service", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
     "evaluation": {
         "evaluation",
         "checkpoint",
@@ -62,7 +65,7 @@ MAY_IMPORT = {
         "contracts",
     },
     "simulation": {"simulation", "loop", "step", "drafting", "kv", "models", "assembly", "contracts"},
-    "cli": {"cli", "testing", "http", "service", "assembly", "contracts"},
+    "cli": {"cli", "testing", "http", "service", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 
@@ -72,7 +75,7 @@ HYDRA_ONLY_IN = "assembly/compose/"
 AIOHTTP_ONLY_IN = "http/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
 TORCH_FREE = (
-    "border", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
+    "plugin_guard", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
     "estimates",
 )  # fmt: skip
 WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
@@ -117,10 +120,41 @@ def test_imports_in_the_core_point_one_way():
             for name in imports(parsed(file)):
                 library, _, rest = name.partition(".")
                 inner = rest.partition(".")[0]
-                is_part = (CORE / inner).is_dir() or inner in ("hookspecs", "machine")
+                is_part = (CORE / inner).is_dir() or inner in ("hookspecs", "machine", "version")
                 if library == "engine" and inner and is_part and inner not in allowed:
                     wrong.append(f"{relative(file)} imports {name}")
     assert wrong == []
+
+
+def modules() -> dict[str, Path]:
+    """Every module of core and plugins, by the name it is imported by."""
+    found = {}
+    for root in (CORE.parent, PLUGINS.parent):
+        for file in (*sources(CORE), *sources(PLUGINS)):
+            if file.is_relative_to(root):
+                parts = file.relative_to(root).with_suffix("").parts
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def test_no_file_is_part_of_a_circle_of_imports():
+    """Imports for type checkers and within functions count, too."""
+    known = modules()
+    uses = {
+        name: {target for found in imports(parsed(file)) if (target := nearest_module(found, known)) not in ("", name)}
+        for name, file in known.items()
+    }
+    while leaves := [name for name, targets in uses.items() if not targets & uses.keys()]:
+        for name in leaves:
+            del uses[name]
+    assert uses == {}, "these import each other, or import such"
+
+
+def nearest_module(imported: str, known: Iterable[str]) -> str:
+    """The module that ``package.name`` is, or that has it; empty: none of ours."""
+    while imported and imported not in known:
+        imported = imported.rpartition(".")[0]
+    return imported
 
 
 def test_every_package_of_the_core_has_its_rule():

@@ -3,7 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from engine.version import VERSION as __version__
 
 # torch takes numpy for required when it is imported; nothing here uses it.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.assembly.compose import conf_dir
 from engine.contracts.slots import SLOTS
 
-CONTRACT = '''
+CONTRACT = """
 from typing import Protocol, runtime_checkable
 
 
@@ -29,7 +29,7 @@ def suite_for(subject):
             assert "you" in subject.build().greet("you")
 
     return filled(subject, [GreeterConformance])
-'''
+"""
 PLUGIN = """
 from dataclasses import dataclass
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.border.calls import PluginError, told
 from engine.checkpoint.files import CheckpointError
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
@@ -19,6 +18,7 @@ from engine.kernels.checks.function import tried
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering
 from engine.models.footprint import FUNCTION_RESULTS, alive_in_a_layer
+from engine.plugin_guard.calls import PluginError, describe_error
 from engine.testing import paged_loop
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.attention_cases import PlainFormat
@@ -161,7 +161,7 @@ def test_a_function_that_breaks_the_contract_is_named_before_the_engine_computes
     op = TorchFunction(f"{__name__}:{name}", (8,), 8, by_feature=True)
     with pytest.raises((PluginError, RuntimeError)) as raised:
         tried(op, (), torch.float32, "cpu")
-    assert told(raised.value).startswith(f"torch function {__name__}:{name} {BROKEN[name]}")
+    assert describe_error(raised.value).startswith(f"torch function {__name__}:{name} {BROKEN[name]}")
 
 
 def test_what_it_returns_has_the_compute_dtype() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import KVSpec, Reach
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
+from engine.plugin_guard.calls import PluginError
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
 from engine_plugins.kv_format.fp8 import FP8Format

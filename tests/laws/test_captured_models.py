@@ -19,8 +19,9 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.kernels.context import StepContext, prepared_of
 from engine.kernels.loading import load_model
-from engine.kernels.model import LoweredModel, StepContext, prepared_of
+from engine.kernels.model import LoweredModel
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.models.record import recorded

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.border.calls import name_of, noting
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import PROBE, EngineBroken
+from engine.plugin_guard.calls import name_of, noting
 from engine.step import runner
 from tests import exact_model
 

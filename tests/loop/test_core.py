@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from engine.border.calls import PluginError
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.plugin_guard.calls import PluginError
 from engine.step.plan import DrafterBroken, StepPlan
 from tests.laws.harness import expected, random_requests
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.border.calls import PluginError, named
 from engine.contracts.events import PrefixCacheEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.scheduler import Schedule, ScheduledRow, Scheduler
+from engine.plugin_guard.calls import PluginError, named
 from tests.laws.harness import expected
 
 from .simulated import simulate

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.border.calls import PluginError
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Attention, LinearPart, RopeFacts
 from engine.models.record import facts, recorded
 from engine.models.required_tensors import checkpoint_notes, unread_names
+from engine.plugin_guard.calls import PluginError
 from engine.testing.context import build_context
 
 MODEL = build_context().model

@@ -13,7 +13,7 @@ import pytest
 from engine.contracts.ops import Experts, GatherTokens, OwnExperts, SumTokens
 from engine.models.layout import Layout
 from engine.models.placement import place
-from engine.step.dealing import Piece, pieces_of
+from engine.ranks.context_parallel import Piece, pieces_of
 from tests.plugins.architecture import test_families_with_experts as experts
 from tests.plugins.architecture import test_nested_families as nested
 from tests.plugins.architecture import test_recurrent_families as recurrent

@@ -20,10 +20,10 @@ from tools.benchmarks.dying_ranks import BACK_S, served
 from engine.assembly.assemble import assemble
 from engine.contracts.config import Joining
 from engine.contracts.parallelism import TOKEN, WELCOME, LauncherError, WorkerJob
+from engine.ranks.link import Link, to_workers
+from engine.ranks.messages import Assignment, Beat, End, FromWorker, Hello, Present
 from engine.startup.fingerprint import versions
 from engine.startup.worker import join
-from engine.step.link import Link, to_workers
-from engine.step.messages import Assignment, Beat, End, FromWorker, Hello, Present
 from engine_plugins.parallelism import listening
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.listening import Listener

@@ -16,13 +16,13 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.communicator import CommunicatorError
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.client import EngineDead
+from engine.ranks.messages import Versions
 from engine.startup import rank, worker
 from engine.startup.build import Engine, build_engine
 from engine.startup.fingerprint import plugin_digests, versions
 from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.rank import Rank
-from engine.step.messages import Versions
 from engine.step.plan import RankFailed, StepPlan
 from engine.step.runner import ModelRunner
 from engine_plugins.communicator.simulated import SimulatedCommunicator

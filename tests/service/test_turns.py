@@ -9,7 +9,7 @@ import pytest
 
 from engine.service.addresses import network_of
 from engine.service.errors import ApiError
-from engine.service.turns import Turns
+from engine.service.one_at_a_time import Turns
 
 
 def on_a_loop(test):

@@ -23,7 +23,8 @@ from engine.kernels.cpu.memory import give_back_freed_memory
 from engine.loop.messages import EngineInfo
 from engine.startup.build import build_engine
 from engine.startup.memory.budget import Budget, DoesNotFit, Meter, free_memory
-from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
+from engine.startup.memory.estimate import MemoryPlan
+from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
 from engine.startup.rank import load_plan
 from tests.kernels import tiny

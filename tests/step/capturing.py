@@ -12,7 +12,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import on_device
 from engine.drafting import graphs as draft_graphs
-from engine.drafting.behind import Drafts
+from engine.drafting.runner import Drafts
 from engine.kernels.loading import load_model
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_captured
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
+from engine.drafting.runner import Drafts
 from engine.kernels.transfer import Arriving, refill
 from engine.loop.messages import Progress
 from engine.service.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.contracts.ops import CountExperts
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.kernels.model import StepContext
+from engine.kernels.context import StepContext
 from engine.kernels.torch.experts import lower_count_experts
 from engine.kernels.transfer import refill
 from engine.step import graphs

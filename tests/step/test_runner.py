@@ -7,8 +7,8 @@ import torch
 
 from engine.contracts.drafter import DraftRows, DraftTokens, TargetStep
 from engine.contracts.request import SamplingParams
-from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs
+from engine.drafting.runner import Drafts
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import Admit, BlockCopy, DrafterBroken, StepPlan, StepRow, StepSkipped
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner

@@ -8,7 +8,7 @@ import torch
 from engine.contracts.graph import TokenShare
 from engine.step.graphs import Bucket, fill, static_batch
 from engine.step.plan import NewBlocks, StepPlan, StepRow
-from engine.step.tables import UNWRITTEN, DeviceTables, Stretch
+from engine.step.tables import UNWRITTEN, BlockShare, DeviceTables
 
 from .toy import BLOCK, MAX_DRAFTS, MAX_LEN, VOCAB, blocks_of, prompt_plan
 
@@ -57,7 +57,7 @@ def test_ranks_share_out_the_tokens_of_every_block(ranks: int, block_size: int) 
     for position in range(3 * block_size + 5):
         owner = position % block_size // size
         for index in range(ranks):
-            stretch = Stretch.of(TokenShare(ranks, index), block_size)
+            stretch = BlockShare.of(TokenShare(ranks, index), block_size)
             lengths = stretch.length(torch.tensor([position, position + 1]))
             assert lengths.tolist() == [counts[index], counts[index] + (index == owner)]
             assert stretch.most(position + 1) >= int(lengths[1])
@@ -80,7 +80,7 @@ def test_every_query_ends_at_its_own_key_of_a_rank() -> None:
     own, whole = found.attention
     half, positions = BLOCK // 2, range(1, 6)
     assert own.block_size == half and own.key_ends is not None and whole.key_ends is None
-    stretch = Stretch.of(TokenShare(2, 1), BLOCK)
+    stretch = BlockShare.of(TokenShare(2, 1), BLOCK)
     assert own.key_ends.tolist() == [int(stretch.length(torch.tensor(at + 1))) for at in positions]
     assert own.kv_lens_device.tolist() == own.key_ends[-1:].tolist() and whole.kv_lens_device.tolist() == [6]
     assert own.kv_lens[0] >= int(own.kv_lens_device[0])

@@ -8,7 +8,8 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Builder, Node
 from engine.contracts.request import SamplingParams
-from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step, StepContext
+from engine.kernels.context import Call, StepContext
+from engine.kernels.model import LoweredBlock, LoweredModel, Step
 from engine.kernels.triton.device import runs_triton
 from engine.step.graphs import Bucket, Capture, StepGraphs
 from engine.step.plan import Admit, NewBlocks, StepPlan, StepRow

@@ -51,12 +51,12 @@ if "PAUSE" in os.environ:
 KERNELS_CHILD = """
 import sys
 from pathlib import Path
-from engine.native import compiler, loader
-loader.find_compiler = lambda: compiler.Compiler((sys.argv[2],), "any version")  # asking takes half a second
-library = loader.open_library(compiler.Source(Path(sys.argv[1]) / "kernel.cpp"))
+from engine.native import compiler, library
+library.find_compiler = lambda: compiler.Compiler((sys.argv[2],), "any version")  # asking takes half a second
+loaded = library.open_library(compiler.Source(Path(sys.argv[1]) / "kernel.cpp"))
 print("loaded", flush=True)
 sys.stdin.readline()
-print("answer", library.answer())
+print("answer", loaded.answer())
 """
 WEIGHTS_CHILD = """
 import os, sys

@@ -35,9 +35,10 @@ from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec, Route
 from engine.contracts.quantizer import SizedQuantizer
+from engine.kernels.context import Call, ForwardBatch
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.cpu.linear import float_linear, integer_linear, onednn
-from engine.kernels.model import Call, ForwardBatch, LoweredModel, Step
+from engine.kernels.model import LoweredModel, Step
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.rank import load_plan

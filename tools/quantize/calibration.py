@@ -15,7 +15,8 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
+from engine.kernels.context import StepContext
+from engine.kernels.model import LoweredBlock, LoweredModel
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight

@@ -15,7 +15,7 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.kernels.model import ForwardBatch
+from engine.kernels.context import ForwardBatch
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.checks import check_attention

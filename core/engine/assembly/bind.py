@@ -14,8 +14,6 @@ from engine.assembly import values
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import locate, model_config, of_text
 from engine.assembly.plan import EnginePlan, SlotChoice, config_of
-from engine.border.calls import broken, error_line, named, shown, told, where
-from engine.border.values import attribute_problems
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
@@ -35,6 +33,8 @@ from engine.contracts.scheduler import Scheduler
 from engine.contracts.slots import SLOTS
 from engine.models.record import facts, recorded
 from engine.native import Source
+from engine.plugin_guard.calls import contract_error, describe_error, error_line, named, quote, where
+from engine.plugin_guard.values import attribute_problems
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def facts_by(choice: SlotChoice, config: ModelConfig, problems: list[str]) -> Mo
         why = " ".join(str(error).split())
         problems.append(f"{choice.slot}={choice.name} cannot compute model.path={config.path}: {why}")
     except _ENDS as error:  # a plugin may fail in any way; it is named
-        problems.append(f"model.path={config.path}: {told(error, architecture, 'describe')}")
+        problems.append(f"model.path={config.path}: {describe_error(error, architecture, 'describe')}")
     return None
 
 
@@ -154,7 +154,9 @@ def _part_for_text(architecture: Architecture, config: ModelConfig) -> ModelConf
         return config
     part = architecture.text_config(config.raw)
     if not isinstance(part, Mapping):
-        raise broken(architecture, "text_config", f"returned {shown(part)}, expected the part for text of config.json")
+        raise contract_error(
+            architecture, "text_config", f"returned {quote(part)}, expected the part for text of config.json"
+        )
     return of_text(config, part)
 
 
@@ -249,7 +251,7 @@ def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:
         problems += [f"{choice.who}: {problem}" for problem in dict.fromkeys(wrong)]
         return named(built, choice.who, offered)
     except _ENDS as error:  # a property may fail in any way, and not every class can be derived from
-        problems.append(f"{choice.who} cannot be used: {told(error)}")
+        problems.append(f"{choice.who} cannot be used: {describe_error(error)}")
         return built
 
 

@@ -15,12 +15,12 @@ from engine.assembly.compose.text import failure_notes, named_failures
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import listing, nearest
 from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
-from engine.border.calls import error_line
 from engine.checkpoint.files import shown
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import always_supported
 from engine.contracts.slots import SLOTS
+from engine.plugin_guard.calls import error_line
 
 ARCHITECTURE = "architecture"
 _OTHERWISE = "; set model.path to a model that is computed, or install an architecture plugin for this one"

@@ -17,11 +17,11 @@ import pluggy
 
 from engine import hookspecs
 from engine.assembly.records import command_error, provider_error
-from engine.border.calls import error_line, shown
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import PluginSettings
 from engine.contracts.provider import PLUGIN_API, Provider
 from engine.contracts.slots import SLOTS, Slot
+from engine.plugin_guard.calls import error_line, quote
 
 OWN_DISTRIBUTION = "engine"
 GROUP_STEM = "engine.plugins.v"
@@ -243,7 +243,7 @@ class _Findings:
         if unknown:
             self.fail(origin, "hooks", f"no such hook: {', '.join(unknown)}; hooks are {', '.join(known)}")
         elif not callers:
-            where = getattr(module, "__name__", shown(module))
+            where = getattr(module, "__name__", quote(module))
             self.fail(origin, "hooks", f"{where} has no function marked with engine.hookspecs.hookimpl")
         if unknown or not callers:
             self.manager.unregister(name=name)
@@ -259,7 +259,7 @@ class _Findings:
                 self.searchpaths.append(SearchPath(path, origin))
             else:
                 self.fail(
-                    origin, "call", f"engine_config_searchpath gave {shown(path)}: expected 'pkg://...' or 'file://...'"
+                    origin, "call", f"engine_config_searchpath gave {quote(path)}: expected 'pkg://...' or 'file://...'"
                 )
 
         for command in self._call(origin, module, "engine_command"):
@@ -294,7 +294,7 @@ class _Findings:
 
     def _offer(self, origin: Origin, slot: str, provider: object) -> None:
         if not isinstance(provider, Provider):
-            self.fail(origin, "provider", f"expected a Provider, got {shown(provider)}", slot)
+            self.fail(origin, "provider", f"expected a Provider, got {quote(provider)}", slot)
             return
         offer = Offer(slot, provider, origin)
         try:

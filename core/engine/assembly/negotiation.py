@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine import __version__
 from engine.assembly import values
 from engine.assembly.bind import facts_by
 from engine.assembly.choosing import Chosen, choose, choose_architecture, needs_of, others_that_can, plugin_problems
@@ -18,6 +17,7 @@ from engine.contracts.config import BLOCK_SIZES, Settings
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.slots import SLOTS
+from engine.version import VERSION
 
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
@@ -46,7 +46,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     execution, execution_notes = choose_execution(settings.execution, device, dtype, *_attention(chosen))
     return EnginePlan(
         version=PLAN_VERSION,
-        engine_version=__version__,
+        engine_version=VERSION,
         model=model,
         device=device,
         dtype=dtype,

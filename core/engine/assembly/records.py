@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.border.calls import shown
 from engine.contracts.command import CommandProvider
 from engine.contracts.provider import PLUGIN_API, Provider
 from engine.contracts.slots import SLOTS
+from engine.plugin_guard.calls import quote
 
 AUTO = "auto"
 """The option that lets the engine choose, and the plugin name it carries."""
@@ -52,15 +52,15 @@ def command_error(provider: object) -> str:
         or _record_error(provider.name, _COMMAND_NAME, "'_' and '-'", provider.api)
         or _factory_error(provider.command)
     )
-    return wrong and f"command {shown(provider.name)}: {wrong}"
+    return wrong and f"command {quote(provider.name)}: {wrong}"
 
 
 def reasons_of(returned: object, who: str) -> tuple[str, ...]:
     """The reasons that ``who``, an ``unsupported()``, returned, each on one line; or what is wrong with them."""
     if isinstance(returned, str):
-        return (f"{who} returned {shown(returned)}; expected a tuple of reasons, ({shown(returned)},)",)
+        return (f"{who} returned {quote(returned)}; expected a tuple of reasons, ({quote(returned)},)",)
     if not isinstance(returned, tuple | list) or not all(isinstance(one, str) and one.strip() for one in returned):
-        return (f"{who} returned {shown(returned)}; expected a tuple of reasons, empty when there are none",)
+        return (f"{who} returned {quote(returned)}; expected a tuple of reasons, empty when there are none",)
     return tuple(" ".join(reason.split()) for reason in returned)
 
 
@@ -71,30 +71,30 @@ def _record_error(name: object, allowed: re.Pattern[str], others: str, api: obje
             if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
                 return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
         case _:
-            return f"api {shown(api)}: expected two numbers, like {PLUGIN_API}"
+            return f"api {quote(api)}: expected two numbers, like {PLUGIN_API}"
     if not isinstance(name, str) or not allowed.match(name) or name in RESERVED_NAMES:
-        return f"name {shown(name)}: expected lower-case letters, digits {others}"
+        return f"name {quote(name)}: expected lower-case letters, digits {others}"
     return ""
 
 
 def _factory_error(factory: object, what: str = "factory") -> str:
     if isinstance(factory, str) and _FACTORY.match(factory):
         return ""
-    return f"{what} {shown(factory)}: expected 'package.module:attribute'"
+    return f"{what} {quote(factory)}: expected 'package.module:attribute'"
 
 
 def _capabilities_error(what: str, given: object) -> str:
     if isinstance(given, str):
-        return f"{what} {shown(given)}: expected a tuple of capabilities, ({shown(given)},)"
+        return f"{what} {quote(given)}: expected a tuple of capabilities, ({quote(given)},)"
     if isinstance(given, tuple | list | set | frozenset) and all(isinstance(one, str) and one for one in given):
         return ""
-    return f"{what} {shown(given)}: expected a tuple of capabilities, like ('paged',)"
+    return f"{what} {quote(given)}: expected a tuple of capabilities, like ('paged',)"
 
 
 def _requires_error(requires: object) -> str:
     if not isinstance(requires, Mapping):
-        return f"requires {shown(requires)}: expected capabilities by slot, like {{'kv_allocator': ('paged',)}}"
-    unknown = [shown(slot) for slot in requires if slot not in SLOTS]
+        return f"requires {quote(requires)}: expected capabilities by slot, like {{'kv_allocator': ('paged',)}}"
+    unknown = [quote(slot) for slot in requires if slot not in SLOTS]
     if unknown:
         return f"requires names no slot: {', '.join(unknown)}"
     wrong = (_capabilities_error(f"requires[{slot!r}]", needs) for slot, needs in requires.items())
@@ -107,7 +107,7 @@ def _config_error(slot: str, config: Any) -> str:
     base = SLOTS[slot].config
     if not (isinstance(config, type) and issubclass(config, base)):
         return (
-            f"config {shown(config)}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"
+            f"config {quote(config)}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"
         )
     lost = _undeclared(config)
     if lost:
@@ -126,8 +126,8 @@ def _undeclared(config: type[Any]) -> list[str]:
 
 
 def _unsupported_error(unsupported: object) -> str:
-    return "" if callable(unsupported) else f"unsupported {shown(unsupported)}: expected a function of (model, device)"
+    return "" if callable(unsupported) else f"unsupported {quote(unsupported)}: expected a function of (model, device)"
 
 
 def _doc_error(doc: object) -> str:
-    return "" if isinstance(doc, str) and len(doc.splitlines()) <= 1 else f"doc {shown(doc)}: expected one line"
+    return "" if isinstance(doc, str) and len(doc.splitlines()) <= 1 else f"doc {quote(doc)}: expected one line"

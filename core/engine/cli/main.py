@@ -11,12 +11,12 @@ import os
 import traceback
 from collections.abc import Sequence
 
-from engine import __version__
 from engine.assembly.discovery import discover
 from engine.assembly.errors import AssemblyError
 from engine.cli.command import run
 from engine.cli.commands import OWN, commands, find, load, split
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return OK
     if words[0] in ("--version", "-V"):
-        print(f"engine {__version__}")
+        print(f"engine {VERSION}")
         return OK
     try:
         os.getcwd()

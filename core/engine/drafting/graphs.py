@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.border.calls import shown
 from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_captured
 from engine.drafting.metadata import CapturedMetadata
 from engine.kernels.metadata import ForwardMetadata
+from engine.plugin_guard.calls import quote
 from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, CapturedStep, Replay, StepGraphs, query_buckets
 from engine.step.plan import DrafterBroken, StepRow
@@ -175,7 +175,7 @@ def propose(drafter: DeviceDrafter, rows: DraftRows) -> Tensor:
     else than was asked for: the tables would keep what nobody drafted."""
     drafted, count = drafter.propose(rows), len(rows.index)
     if not isinstance(drafted, DraftTokens) or not isinstance(drafted.tokens, Tensor):
-        raise DrafterBroken(f"returned {shown(drafted)}, expected DraftTokens of a tensor")
+        raise DrafterBroken(f"returned {quote(drafted)}, expected DraftTokens of a tensor")
     tokens, device = drafted.tokens, rows.row_ids.device
     shape = tuple(tokens.shape)
     if len(shape) != 2 or shape[0] != count or shape[1] < rows.most_draft_tokens:

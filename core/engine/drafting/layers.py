@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
+from engine.kernels.context import Rotate
 from engine.kernels.metadata import ForwardMetadata
-from engine.kernels.model import LoweredBlock, Rotate, run_layer
+from engine.kernels.model import LoweredBlock, run_layer
 from engine.kv.cache import KVCache
 
 

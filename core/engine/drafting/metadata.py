@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
+from engine.kernels.context import prepared_of
 from engine.kernels.metadata import Chained, ForwardMetadata
-from engine.kernels.model import prepared_of
 from engine.step.tables import DeviceTables
 
 

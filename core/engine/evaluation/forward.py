@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.kernels.model import ForwardBatch
+from engine.kernels.context import ForwardBatch
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.checks import check_attention

@@ -16,8 +16,6 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from engine.border.calls import broken, name_of, shown, told
-from engine.border.values import problems
 from engine.contracts.events import ProxiedEvent, RequestParameters
 from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
@@ -28,6 +26,8 @@ from engine.http.progress import PrefillProgress
 from engine.http.sse import EventStream
 from engine.http.state import ENGINE_ID, ServerState
 from engine.loop.client import EngineDead, OutputStream
+from engine.plugin_guard.calls import contract_error, describe_error, name_of, quote
+from engine.plugin_guard.values import problems
 from engine.service.admission import Flight
 from engine.service.errors import ApiError, engine_died
 from engine.service.generation import Delta, RunSpec, SequenceRun, merge
@@ -175,14 +175,14 @@ def _decide(state: ServerState, api: ApiRequest) -> Route:
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
         state.router_failures.warning(
-            error=told(error, state.router, "route"), request_id=api.request_id, exc_info=error
+            error=describe_error(error, state.router, "route"), request_id=api.request_id, exc_info=error
         )
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
     if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
         log.warning("router blocked the server", router=name_of(state.router), ms=round(ms), request_id=api.request_id)
     wrong = route_problem(route, len(api.prompts) * api.n)
     if wrong:
-        said = str(broken(state.router, "route", wrong))
+        said = str(contract_error(state.router, "route", wrong))
         state.router_failures.warning(error=said, request_id=api.request_id)
         raise ApiError(500, "The router failed on this request.", code="router_failed")
     return route
@@ -202,13 +202,13 @@ def route_problem(route: object, num_choices: int) -> str:
     if wrong:
         return f"returned what is no route: {wrong}"
     if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
-        return f"returned {shown(route)}, expected an engine of the fleet: {ENGINE_ID!r}"
+        return f"returned {quote(route)}, expected an engine of the fleet: {ENGINE_ID!r}"
     if isinstance(route, Reject) and route.status not in range(400, 600):
-        return f"returned {shown(route)}, expected a status from 400 to 599"
+        return f"returned {quote(route)}, expected a status from 400 to 599"
     if isinstance(route, Reject) and not 0 <= (route.retry_after_s or 0) <= LONGEST_RETRY_S:
-        return f"returned {shown(route)}, expected retry_after_s from 0 to {LONGEST_RETRY_S}"
+        return f"returned {quote(route)}, expected retry_after_s from 0 to {LONGEST_RETRY_S}"
     if isinstance(route, ToUrl) and not _is_url(route.base_url):
-        return f"returned {shown(route)}, expected an http or https URL"
+        return f"returned {quote(route)}, expected an http or https URL"
     if isinstance(route, Answer) and len(route.choices) != num_choices:
         return f"returned an answer of {len(route.choices)} choices, expected {num_choices}"
     if isinstance(route, Answer):
@@ -222,7 +222,7 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
     except Exception as error:
         # The client has its answer already; a router that cannot take notes is only reported.
         state.router_failures.warning(
-            error=told(error, state.router, "finished"), request_id=api.request_id, exc_info=error
+            error=describe_error(error, state.router, "finished"), request_id=api.request_id, exc_info=error
         )
 
 

@@ -9,7 +9,7 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import Rope
 from engine.kernels.settings import Kernel, Kernels, Lowering
 from engine.kernels.torch.ops import single_kernels
-from engine.kernels.torch.sequences import torch_sequences
+from engine.kernels.torch.patterns import torch_sequences
 from engine.models.fuse import Fused, Match, Matcher, fused, reads
 
 
@@ -62,11 +62,11 @@ def _kernels(kernels: Kernels) -> tuple[Kernel, ...]:
     if kernels == "reference":
         return single_kernels()
     if kernels == "native":
-        from engine.kernels.cpu.sequences import cpu_kernels
+        from engine.kernels.cpu.patterns import cpu_kernels
 
         return (*cpu_kernels(), *single_kernels())
     if kernels == "triton":
-        from engine.kernels.triton.sequences import triton_kernels
+        from engine.kernels.triton.patterns import triton_kernels
 
         return (*triton_kernels(), *torch_sequences(), *single_kernels())
     return (*torch_sequences(), *single_kernels())

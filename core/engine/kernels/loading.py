@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.border.calls import PluginError, broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, check_finite
 from engine.checkpoint.tensors import Cut as StoredCut
@@ -36,12 +35,13 @@ from engine.contracts.ops import (
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
+from engine.kernels.context import Call
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
-from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
+from engine.kernels.model import LoweredBlock, LoweredModel, Step
 from engine.kernels.packing import pack_quantized, target_for
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
-from engine.kernels.torch.sequences import lower_rotations
+from engine.kernels.torch.patterns import lower_rotations
 from engine.models.fuse import Fused
 from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
@@ -58,6 +58,7 @@ from engine.models.required_tensors import (
 )
 from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, plain_shape, stored_of
+from engine.plugin_guard.calls import PluginError, contract_error, name_of, quote
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
@@ -309,7 +310,9 @@ class Loader:
         found = self._quantizer.unpacked(spec, stored)
         shape = (spec.out_features, spec.in_features)
         if not isinstance(found, Tensor) or found.dtype != torch.float32 or tuple(found.shape) != shape:
-            raise broken(self._quantizer, "unpacked", f"returned {shown(found)}, expected float32 {list(shape)}")
+            raise contract_error(
+                self._quantizer, "unpacked", f"returned {quote(found)}, expected float32 {list(shape)}"
+            )
         return found
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.kernels.model import Cache, Rotate, StepContext, prepared_of
+from engine.kernels.context import Cache, Rotate, StepContext, prepared_of
 
 
 @dataclass(slots=True)

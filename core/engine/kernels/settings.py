@@ -15,7 +15,7 @@ from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import CountExperts, Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import Call
+from engine.kernels.context import Call
 from engine.models.fuse import Fused, Matcher
 
 Kernels = Literal["reference", "torch", "native", "triton"]

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.border.calls import broken, shown
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.graph import KVSpec, StateSpec
 from engine.contracts.kv_format import KVFormat
-from engine.kernels.model import StateCache
+from engine.kernels.context import StateCache
 from engine.kernels.storage import as_bits, largest_value, stored_tensors
 from engine.kv.groups import CacheGroups
+from engine.plugin_guard.calls import contract_error, quote
 
 
 class KVCache:
@@ -169,7 +169,7 @@ def storage_of(kv_format: KVFormat, dtype: str) -> torch.dtype:
     name: object = kv_format.storage_dtype(dtype)
     storage = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(storage, torch.dtype):
-        raise broken(kv_format, "storage_dtype", f"returned {shown(name)}, expected the name of a torch dtype")
+        raise contract_error(kv_format, "storage_dtype", f"returned {quote(name)}, expected the name of a torch dtype")
     return storage
 
 

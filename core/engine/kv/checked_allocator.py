@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.border.calls import PluginError, broken, shown
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
+from engine.plugin_guard.calls import PluginError, contract_error, quote
 
 
 class CheckedAllocator:
     """Fulfils :class:`~engine.contracts.kv_allocator.KVAllocator` but for ``start``: the allocator is started already.
-    Raises :class:`~engine.border.calls.PluginError` for an answer that its contract rules out."""
+    Raises :class:`~engine.plugin_guard.calls.PluginError` for an answer that its contract rules out."""
 
     def __init__(self, allocator: KVAllocator, groups: Sequence[KVGroup], block_size: int) -> None:
         """``groups``: as the allocator was started with."""
@@ -31,7 +31,7 @@ class CheckedAllocator:
     def match_prefix(self, prefix: Prefix) -> int:
         found = self._allocator.match_prefix(prefix)
         if type(found) is not int or not 0 <= found <= prefix.num_tokens:
-            raise self._broken("match_prefix", f"returned {shown(found)}, expected 0 to {prefix.num_tokens} tokens")
+            raise self._broken("match_prefix", f"returned {quote(found)}, expected 0 to {prefix.num_tokens} tokens")
         return found
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
@@ -39,10 +39,10 @@ class CheckedAllocator:
         if lease is None:
             return None
         if not isinstance(lease, Lease) or type(lease.num_cached) is not int:
-            raise self._broken("open", f"returned {shown(lease)}, expected a Lease")
+            raise self._broken("open", f"returned {quote(lease)}, expected a Lease")
         if len(lease.blocks) != len(self._groups) or not all(type(ids) is list for ids in lease.blocks):
             raise self._broken(
-                "open", f"returned {shown(lease)}, expected a list of ids for each of {len(self._groups)} groups"
+                "open", f"returned {quote(lease)}, expected a list of ids for each of {len(self._groups)} groups"
             )
         cached, held = lease.num_cached, min(map(len, lease.blocks))
         most = prefix.num_tokens if prefix.keys else 0
@@ -62,19 +62,19 @@ class CheckedAllocator:
         needed = self._allocator.blocks_needed(lease, num_tokens, max_tokens)
         if type(needed) is not tuple or len(needed) != len(self._groups):
             raise self._broken(
-                "blocks_needed", f"returned {shown(needed)}, expected a number of blocks for each of "
+                "blocks_needed", f"returned {quote(needed)}, expected a number of blocks for each of "
                 f"{len(self._groups)} groups",
             )  # fmt: skip
         for count in needed:
             if type(count) is not int or count < 0:
-                raise self._broken("blocks_needed", f"returned {shown(needed)}, expected numbers of blocks")
+                raise self._broken("blocks_needed", f"returned {quote(needed)}, expected numbers of blocks")
         return needed
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         before = [len(ids) for ids in lease.blocks]
         reserved = self._allocator.reserve(lease, num_tokens)
         if type(reserved) is not bool:
-            raise self._broken("reserve", f"returned {shown(reserved)}, expected True or False")
+            raise self._broken("reserve", f"returned {quote(reserved)}, expected True or False")
         for at, ids in enumerate(lease.blocks):
             if len(ids) != before[at]:
                 if len(ids) < before[at] or not reserved:
@@ -102,7 +102,7 @@ class CheckedAllocator:
         usage = self._allocator.usage()
         if type(usage) is not tuple or [type(own) for own in usage] != [BlockUsage] * len(self._groups):
             raise self._broken(
-                "usage", f"returned {shown(usage)}, expected a BlockUsage for each of {len(self._groups)} groups"
+                "usage", f"returned {quote(usage)}, expected a BlockUsage for each of {len(self._groups)} groups"
             )
         return usage
 
@@ -110,7 +110,7 @@ class CheckedAllocator:
         """Nobody runs: all blocks must be back."""
         for usage in self.usage():
             if usage.leased or usage.free + usage.cached != usage.total:
-                raise self._broken("release", f"left {shown(usage)} when every request had ended")
+                raise self._broken("release", f"left {quote(usage)} when every request had ended")
 
     def _check_copy(self, lease: Lease) -> None:
         """A hit that ends inside of a block says which block of each group to copy; any other says none."""
@@ -120,12 +120,12 @@ class CheckedAllocator:
         if not part or type(sources) is not tuple or len(sources) != len(lease.blocks):
             wanted = f"a block for each of {len(lease.blocks)} groups" if part else "None"
             raise self._broken(
-                "open", f"says copy_from={shown(sources)} with num_cached={lease.num_cached}, expected {wanted}"
+                "open", f"says copy_from={quote(sources)} with num_cached={lease.num_cached}, expected {wanted}"
             )
         for group, source, ids in zip(self._groups, sources, lease.blocks, strict=True):
             if type(source) is not int or not 0 < source < group.num_blocks or source == ids[own]:
                 raise self._broken(
-                    "open", f"copies block {shown(source)} to block {ids[own]}, expected another of 1 to "
+                    "open", f"copies block {quote(source)} to block {ids[own]}, expected another of 1 to "
                     f"{group.num_blocks - 1}",
                 )  # fmt: skip
 
@@ -159,10 +159,10 @@ class CheckedAllocator:
                 continue
             if index < passed or type(block) is not int or not 0 < block <= most:
                 wanted = "0: it is passed" if index < passed else f"1 to {most}"
-                raise self._broken(call, f"handed out block {shown(block)}, expected {wanted}")
+                raise self._broken(call, f"handed out block {quote(block)}, expected {wanted}")
             if holders[block] and index >= shared:
                 raise self._broken(call, f"handed out block {block}, which another lease holds")
             holders[block] += 1
 
     def _broken(self, call: str, problem: str) -> PluginError:
-        return broken(self._allocator, call, problem)
+        return contract_error(self._allocator, call, problem)

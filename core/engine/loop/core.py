@@ -13,7 +13,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.border.calls import broken, told
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
@@ -32,6 +31,7 @@ from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
+from engine.plugin_guard.calls import contract_error, describe_error
 from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
@@ -360,7 +360,7 @@ class EngineCore:
         if isinstance(error, DeviceBroken):
             raise _of_device(error) from error
         if isinstance(error, DrafterBroken):
-            raise broken(self._drafter, "propose", str(error)) from error
+            raise contract_error(self._drafter, "propose", str(error)) from error
         traceback.print_exception(error)
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         try:
@@ -374,7 +374,7 @@ class EngineCore:
         if len(step.plan.rows) == 1 and len(owners) == 1:
             if owners[0] in suspects:
                 suspects.remove(owners[0])
-            self._committer.finish(owners[0], "error", told(error))
+            self._committer.finish(owners[0], "error", describe_error(error))
         else:
             suspects.extend(s for s in owners if s not in suspects)
 
@@ -453,7 +453,7 @@ class EngineCore:
         self._pool.allocator.reset_cache()
 
     def check_idle(self) -> None:
-        """Nobody runs: all rows and blocks must be back. Raises :class:`~engine.border.calls.PluginError`."""
+        """Nobody runs: all rows and blocks must be back. Raises :class:`~engine.plugin_guard.calls.PluginError`."""
         assert self._pool.free_rows == self._pool.num_rows
         self._pool.allocator.check_idle()
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.border.calls import PluginError, broken, shown, told
 from engine.contracts.drafter import Draft, Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
 from engine.loop.sequence import Sequence
+from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import StepPlan, StepResult
 
 
@@ -163,26 +163,28 @@ class Drafting:
         try:
             draft = drafter.propose(rows)
         except Exception as error:
-            raise PluginError(told(error, drafter, "propose")) from error
+            raise PluginError(describe_error(error, drafter, "propose")) from error
         if lengths != [len(row.tokens) for row in rows]:
-            raise broken(drafter, "propose", "changed the tokens of a request, which are to be read alone")
+            raise contract_error(drafter, "propose", "changed the tokens of a request, which are to be read alone")
         if not isinstance(draft, Draft) or not isinstance(draft.tokens, tuple | list):
-            raise broken(drafter, "propose", f"returned {shown(draft)}, expected a Draft with a tuple of tokens a row")
+            raise contract_error(
+                drafter, "propose", f"returned {quote(draft)}, expected a Draft with a tuple of tokens a row"
+            )
         if len(draft.tokens) != len(rows):
-            raise broken(drafter, "propose", f"answered {len(draft.tokens)} rows, expected {len(rows)}")
+            raise contract_error(drafter, "propose", f"answered {len(draft.tokens)} rows, expected {len(rows)}")
         for row, tokens in zip(rows, draft.tokens, strict=True):
             problem = self._problem(tokens, row.num_draft_tokens)
             if problem:
-                raise broken(drafter, "propose", problem)
+                raise contract_error(drafter, "propose", problem)
         return [tuple(tokens) for tokens in draft.tokens]
 
     def _problem(self, tokens: object, most: int) -> str:
         """Why this is no proposal; empty if it is one."""
         if not isinstance(tokens, tuple | list):
-            return f"proposed {shown(tokens)}, expected a tuple of token ids"
+            return f"proposed {quote(tokens)}, expected a tuple of token ids"
         if len(tokens) > most:
             return f"proposed {len(tokens)} tokens, at most {most} were wanted"
         for token in tokens:
             if type(token) is not int or not 0 <= token < self._vocab_size:
-                return f"proposed token {shown(token)}, expected an int from 0 to {self._vocab_size - 1}"
+                return f"proposed token {quote(token)}, expected an int from 0 to {self._vocab_size - 1}"
         return ""

@@ -6,7 +6,6 @@ import queue
 import traceback
 from collections.abc import Callable, Mapping
 
-from engine.border.calls import by_plugin, told
 from engine.loop.core import EngineBroken, EngineCore
 from engine.loop.inbox import Inbox
 from engine.loop.messages import (
@@ -22,6 +21,7 @@ from engine.loop.messages import (
     StepOutputs,
     Submit,
 )
+from engine.plugin_guard.calls import by_plugin, describe_error
 
 Counts = Callable[[], Mapping[int, tuple[int, ...]]]
 """As :attr:`engine.loop.messages.ExpertLoad.layers`."""
@@ -43,7 +43,7 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
         cause = _cause(error)
         if cause != "rank_failed":  # that rank has logged it
             traceback.print_exc()
-        send(Failed(str(error) if isinstance(error, EngineBroken) else told(error), "running", cause=cause))
+        send(Failed(str(error) if isinstance(error, EngineBroken) else describe_error(error), "running", cause=cause))
         core.close()
         return False
     core.close()

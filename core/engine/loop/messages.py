@@ -13,7 +13,7 @@ from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.step_errors import StepCostReport
 from engine.machine import MachineTimes
-from engine.step.messages import RankInfo
+from engine.ranks.messages import RankInfo
 
 MAX_FRAME = 256 * 1024 * 1024
 """Bytes; a longer frame means a broken peer and ends the connection."""

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.border.calls import PluginError, broken, shown, told
 from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, PrefixCacheEvent
 from engine.contracts.scheduler import (
     Blocks,
@@ -21,6 +20,7 @@ from engine.loop.drafting import Drafting
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import Admit, StepPlan
 
 HITS_LOOKED_UP = 64
@@ -133,15 +133,15 @@ class Planner:
         try:
             schedule = self._scheduler.plan(view)
         except Exception as error:
-            raise PluginError(told(error, self._scheduler, "plan")) from error
+            raise PluginError(describe_error(error, self._scheduler, "plan")) from error
         if not isinstance(schedule, Schedule):
-            raise self._broken(f"returned {shown(schedule)}, expected a Schedule")
+            raise self._broken(f"returned {quote(schedule)}, expected a Schedule")
         if not isinstance(schedule.rows, tuple | list) or not isinstance(schedule.preempt_order, tuple | list):
-            raise self._broken(f"returned {shown(schedule)}, expected rows and preempt_order as tuples")
+            raise self._broken(f"returned {quote(schedule)}, expected rows and preempt_order as tuples")
         return self._fit(schedule)
 
     def _broken(self, problem: str) -> PluginError:
-        return broken(self._scheduler, "plan", problem)
+        return contract_error(self._scheduler, "plan", problem)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
         ready = [s for s in self._queues.running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
@@ -240,15 +240,15 @@ class Planner:
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
         if not isinstance(row, ScheduledRow):
-            raise self._broken(f"returned a row {shown(row)}, expected a ScheduledRow")
+            raise self._broken(f"returned a row {quote(row)}, expected a ScheduledRow")
         sequence = self._queues.by_id.get(row.request_id) if isinstance(row.request_id, str) else None
         if sequence is None or sequence in sketch.placed:
             what = "is unknown" if sequence is None else "has one already"
-            raise self._broken(f"returned a row for request {shown(row.request_id)}, which {what}")
+            raise self._broken(f"returned a row for request {quote(row.request_id)}, which {what}")
         left = sequence.known - (sequence.scheduled if sequence.lease else 0)
         if type(row.num_tokens) is not int or not 0 < row.num_tokens <= left:
             raise self._broken(
-                f"gave {shown(row.num_tokens)} tokens to request {row.request_id!r}, which has {left} left"
+                f"gave {quote(row.num_tokens)} tokens to request {row.request_id!r}, which has {left} left"
             )
         return sequence
 

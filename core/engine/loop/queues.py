@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 
-from engine.loop.fair_turns import FairTurns
+from engine.loop.fair_queue import FairQueue
 from engine.loop.sequence import Sequence, Status
 
 
@@ -25,7 +25,7 @@ class Queues:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
-        self._turns = FairTurns()
+        self._turns = FairQueue()
         self._most_rows = _most_rows(num_rows)
         self._rows_held: Counter[str] = Counter()
         """By API request with several sequences."""

@@ -8,8 +8,6 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from engine.border.calls import broken
-from engine.border.values import problems
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import has_weights, read_headers
 from engine.checkpoint.limits import MAX_TENSORS
@@ -18,13 +16,15 @@ from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.ops import Attention, DeltaRule, Embed, Experts, KVWrite, Linear, PositionScale, Rope, ShortConv
 from engine.models.rotations import why_no_longer
+from engine.plugin_guard.calls import contract_error
+from engine.plugin_guard.values import problems
 
 OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale, ShortConv, DeltaRule)
 """Ops that need to know where tokens are: known in layers alone."""
 
 
 def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
-    """The model's graph. Raises :class:`~engine.border.calls.PluginError` where it is no whole model,
+    """The model's graph. Raises :class:`~engine.plugin_guard.calls.PluginError` where it is no whole model,
     :class:`~engine.checkpoint.files.CheckpointError` for damaged files if names of tensors are asked for, and what the
     plugin raises."""
     builder = Builder(cache(lambda: _stored(model.path)))
@@ -35,7 +35,7 @@ def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
         raise CheckpointError(f"{count} experts in {len(graph.layers)} layers: expected at most {MAX_TENSORS} tensors")
     found = chain(problems(graph, Graph, "graph"), _not_whole(graph))
     if wrong := next(found, ""):
-        raise broken(architecture, "describe", f"recorded a graph that is no whole model: {wrong}")
+        raise contract_error(architecture, "describe", f"recorded a graph that is no whole model: {wrong}")
     return graph
 
 

@@ -6,7 +6,6 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.border.calls import broken, shown
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph, Node
@@ -33,6 +32,7 @@ from engine.contracts.ops import (
 from engine.contracts.quantizer import CheckingQuantizer, KVScaleNames, KVScaleReader, Quantizer, StoredHeader
 from engine.models.fused_experts import fused_names, fused_problems, fused_tensors, is_fused, misread
 from engine.models.stored import linear_names, plain_shape, quantizer_problems, stored_of
+from engine.plugin_guard.calls import contract_error, quote
 
 if TYPE_CHECKING:
     from engine.checkpoint.tensors import Checkpoint, TensorEntry
@@ -266,5 +266,5 @@ def kv_scale_names(quantizer: Quantizer, qkv: LinearSpec | None) -> KVScaleNames
         return KVScaleNames()
     found = quantizer.kv_scale_names(qkv)
     if not isinstance(found, KVScaleNames):
-        raise broken(quantizer, "kv_scale_names", f"returned {shown(found)}, expected KVScaleNames")
+        raise contract_error(quantizer, "kv_scale_names", f"returned {quote(found)}, expected KVScaleNames")
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.border.calls import broken, shown
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import CheckingQuantizer, Quantizer, StoredHeader, StoredTensor
+from engine.plugin_guard.calls import contract_error, quote
 
 
 def linear_names(spec: LinearSpec, quantizer: Quantizer) -> tuple[set[str], set[str]]:
@@ -25,7 +25,7 @@ def stored_of(quantizer: Quantizer, spec: LinearSpec) -> Sequence[StoredTensor]:
     """What a quantizer says each part of a layer has in the checkpoint."""
     found = quantizer.stored(spec)
     if not isinstance(found, tuple | list) or not all(isinstance(each, StoredTensor) for each in found):
-        raise broken(quantizer, "stored", f"returned {shown(found)}, expected a list of StoredTensor")
+        raise contract_error(quantizer, "stored", f"returned {quote(found)}, expected a list of StoredTensor")
     return found
 
 
@@ -48,5 +48,5 @@ def quantizer_problems(
     """What a quantizer says of layers."""
     problems = quantizer.problems(specs, headers)
     if isinstance(problems, str) or not all(isinstance(problem, str) for problem in problems):
-        raise broken(quantizer, "problems", f"returned {shown(problems)}, expected a list of texts")
+        raise contract_error(quantizer, "problems", f"returned {quote(problems)}, expected a list of texts")
     return problems

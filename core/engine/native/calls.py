@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.native.compiler import Source
+from engine.native.library import open_library
 
 SOURCE = Source(Path(__file__).with_suffix(".cpp"))
 MOST_ARGUMENTS = 10
@@ -92,8 +93,6 @@ def _entry(call: NativeCall) -> _Call:
 
 @cache
 def _make_calls() -> Any:
-    from engine.native.loader import open_library
-
     function = open_library(SOURCE).make_calls
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), None
     return function

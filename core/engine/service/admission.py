@@ -54,7 +54,7 @@ class Admission:
 
     @contextmanager
     def enter(self, client: str, sequences: int) -> Iterator[Flight]:
-        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
+        """Take ``patterns`` places for as long as the block runs. An empty server takes any allowed request.
 
         Raises :class:`ApiError` like :meth:`gate`.
         """

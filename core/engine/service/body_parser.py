@@ -6,9 +6,9 @@ import msgspec
 
 from engine.service.body_child import KINDS, Question, Refusal, Reply
 from engine.service.errors import ApiError, bad_request
+from engine.service.one_at_a_time import Turns
 from engine.service.parsing import Limits, P, parse
 from engine.service.sandbox.process import LimitBroken, Sandbox
-from engine.service.turns import Turns
 
 SMALL_BYTES = 64 * 1024
 """Parsed at once: at most about 10 ms, and 0.1 ms for what people send."""

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import structlog
 
-from engine.border.calls import name_of, told
 from engine.contracts.events import DroppedEvent, Event
 from engine.contracts.exporter import Exporter, Transcript, TranscriptExporter
+from engine.plugin_guard.calls import describe_error, name_of
 from engine.service.logs import Repeated
 
 MAX_PENDING = 65536
@@ -85,7 +85,7 @@ class EventBus:
 
     def report(self, exporter: Exporter, error: BaseException, call: str) -> None:
         """Log what an exporter raised. Called from the thread that calls exporters."""
-        self._raised[id(exporter)].warning(error=told(error, exporter, call), exc_info=error)
+        self._raised[id(exporter)].warning(error=describe_error(error, exporter, call), exc_info=error)
 
     def close(self) -> None:
         """Deliver what is pending and close the exporters."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_args
 
-from engine.border.calls import shown
-from engine.border.values import problems
 from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
+from engine.plugin_guard.calls import quote
+from engine.plugin_guard.values import problems
 
 
 class ReplayStream:
@@ -34,7 +34,7 @@ def choice_problem(choice: Mapping[str, Any]) -> str:
     if not isinstance(tokens, tuple | list) or not all(type(token) is int and token >= 0 for token in tokens):
         return f"returned an answer whose tokens are a {type(tokens).__name__}, expected a tuple of token ids"
     if choice.get("finish_reason") not in reasons:
-        found = shown(choice.get("finish_reason"))
+        found = quote(choice.get("finish_reason"))
         return f"returned an answer with finish_reason={found}, expected one of {', '.join(reasons)}"
     for name in ("logprobs", "prompt_logprobs"):
         if any(next(problems(entry, TokenLogprobs | None, name), "") for entry in choice.get(name) or ()):

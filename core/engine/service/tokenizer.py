@@ -19,11 +19,11 @@ import tokenizers
 from engine.checkpoint.files import CheckpointError, one_line
 from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes
+from engine.service.one_at_a_time import Turns
 from engine.service.quoting import Rendered, specials_pattern
 from engine.service.template_worker import TemplateWorker
 from engine.service.tokenizer_config import TokenizerConfig
 from engine.service.tokenizer_file import SPARE_TOKENS, read_tokenizer
-from engine.service.turns import Turns
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from engine.loop.planning import Limits
 from engine.simulation.clock import VirtualClock
 from engine.simulation.device import SimulatedDevice, Timed
 from engine.simulation.drafters import stand_in
-from engine.simulation.leap import LeapingCore
+from engine.simulation.fast_forward import FastForwardCore
 from engine.simulation.outcome import SimulatedSteps
 from engine.simulation.spec import EngineSpec
 from engine.simulation.texts import NUM_TOKENS
@@ -153,7 +153,7 @@ def _us(seconds: float) -> int:
     return int(seconds * 1e6 + 0.5)
 
 
-def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> LeapingCore:
+def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> FastForwardCore:
     """The loop of an engine around a simulated device."""
     plan = spec.plan
     context = build_context(plan)
@@ -190,4 +190,4 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
         adaptive_drafts=drafting.adaptive,
     )
     plugins = _Plugins(scheduler, allocator, stand_in(spec.drafts, max_width))
-    return LeapingCore(plugins, device, settings, clock)
+    return FastForwardCore(plugins, device, settings, clock)

@@ -19,16 +19,16 @@ from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
 from engine.models.required_tensors import unread_names
+from engine.ranks.messages import RankInfo
+from engine.ranks.steps import RankedDevice, RankSteps
 from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
+from engine.startup.further_ranks import Ranks
 from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.rank import Rank, describe_drafting
-from engine.startup.ranks import Ranks
 from engine.startup.warm_up import warm_up, warm_up_sampling
-from engine.step.messages import RankInfo
 from engine.step.plan import StepResult
-from engine.step.ranked import RankedDevice, RankSteps
 from engine.step.runner import DeviceQueue
 
 OnProgress = Callable[[Progress], None]

@@ -17,7 +17,6 @@ import msgspec
 from engine.assembly.bind import describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
 from engine.loop.inbox import Inbox
 from engine.loop.messages import (
@@ -32,6 +31,7 @@ from engine.loop.messages import (
     Ready,
     ToEngine,
 )
+from engine.plugin_guard.calls import by_plugin, describe_error
 from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
@@ -124,7 +124,7 @@ def failure(error: Exception) -> Failed:
     if isinstance(error, RankFailed):  # which has logged its own error
         return Failed(str(error), phase="starting", cause="rank_failed")
     traceback.print_exception(error)
-    return Failed(told(error), refused=by_plugin(error), phase="starting")
+    return Failed(describe_error(error), refused=by_plugin(error), phase="starting")
 
 
 def _listen(connection: Connection, inbox: Inbox, beats: Beats) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine import __version__
 from engine.assembly.bind import ENGINE_SLOTS
 from engine.assembly.plan import EnginePlan
-from engine.step.messages import Versions
+from engine.ranks.messages import Versions
+from engine.version import VERSION
 
 CORE = "engine"
 CODE = (".py", ".cpp", ".h")
@@ -30,7 +30,7 @@ MOST_HEADER = 100 * 2**20
 
 def versions() -> Versions:
     """Of this process; torch need not have been loaded."""
-    own = {"engine": __version__, "python": platform.python_version(), "torch": version("torch")}
+    own = {"engine": VERSION, "python": platform.python_version(), "torch": version("torch")}
     return Versions(**own, source=code_digests(CORE))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
@@ -14,11 +13,9 @@ from engine.models.expert_load import counted, imbalance
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.sharding import smallest_cut
+from engine.ranks.messages import RankInfo
 from engine.startup.memory.budget import DoesNotFit
-from engine.step.messages import RankInfo
-
-if TYPE_CHECKING:
-    from engine.startup.memory.fit import MemoryPlan
+from engine.startup.memory.estimate import MemoryPlan
 
 
 def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:

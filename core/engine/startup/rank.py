@@ -20,9 +20,9 @@ from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, ma
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
-from engine.drafting.behind import Drafts
+from engine.drafting.engine import DraftEngine, DraftLoading
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
-from engine.drafting.lent import DraftEngine, DraftLoading
+from engine.drafting.runner import Drafts
 from engine.kernels.backends import kernels_for
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
@@ -34,20 +34,20 @@ from engine.loop.messages import Phase, Progress
 from engine.models.placement import RankGraph
 from engine.models.rotations import rotation_notes
 from engine.native import ahead
+from engine.ranks.context_parallel import Dealing
+from engine.ranks.exchange import Exchange
+from engine.ranks.meeting import probe
+from engine.ranks.messages import RankInfo
+from engine.ranks.steps import RankStatus
+from engine.ranks.world import world_of
 from engine.startup.checks import check_attention, check_drafter, try_plugins
 from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.profile_run import profile_run
 from engine.startup.placing import holding, placed
-from engine.startup.probe import probe
-from engine.startup.ranks import world_of
 from engine.startup.warm_up import warm_up_kernels
-from engine.step.dealing import Dealing
-from engine.step.exchange import Exchange
 from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
-from engine.step.messages import RankInfo
-from engine.step.ranked import RankStatus
 from engine.step.runner import DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 

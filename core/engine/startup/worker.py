@@ -23,16 +23,12 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.assembly.bind import describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
 from engine.contracts.parallelism import TOKEN, WELCOME
-from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
-from engine.startup.kernels import begin_kernels
-from engine.startup.lifetime import end_with
-from engine.startup.output import keep_output
-from engine.step.blame import log_own, waited
-from engine.step.link import Link, to_driver
-from engine.step.messages import (
+from engine.plugin_guard.calls import by_plugin, describe_error
+from engine.ranks.blame import log_own, waited
+from engine.ranks.link import Link, to_driver
+from engine.ranks.messages import (
     BEAT_S,
     Allocate,
     Assignment,
@@ -51,6 +47,10 @@ from engine.step.messages import (
     ToWorker,
     Where,
 )
+from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
+from engine.startup.kernels import begin_kernels
+from engine.startup.lifetime import end_with
+from engine.startup.output import keep_output
 from engine.step.plan import StepResult
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Worker:
 
     def _say_why(self, error: Exception) -> None:
         refused = isinstance(error, AssemblyError | CheckpointError)
-        text = error.text().removeprefix("engine: ") if isinstance(error, AssemblyError) else told(error)
+        text = error.text().removeprefix("engine: ") if isinstance(error, AssemblyError) else describe_error(error)
         if not refused:
             log_own(error)
         refused = refused or (by_plugin(error) and not waited(error))
@@ -160,7 +160,7 @@ class Worker:
         """A step raised; the engine process ends all ranks."""
         self._code = 1
         with contextlib.suppress(OSError):
-            self._link.send(Broken(told(error), self._where(), waited=waited(error)))
+            self._link.send(Broken(describe_error(error), self._where(), waited=waited(error)))
         self._inbox.put(None)
 
     def _work(self) -> None:
@@ -177,8 +177,8 @@ class Worker:
         described = describe_model(plan)
         begin_kernels(plan, described.graph)
         self._where = lambda: Where("import torch")
+        from engine.ranks.steps import RankSteps
         from engine.startup.rank import Rank
-        from engine.step.ranked import RankSteps
 
         rank = Rank(plan, assignment.rank, threads=assignment.threads, described=described)
         self._where = rank.status.where

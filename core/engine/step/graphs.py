@@ -27,14 +27,15 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.kernels.model import ForwardBatch, LoweredModel, prepared_of
+from engine.kernels.context import ForwardBatch, prepared_of
+from engine.kernels.model import LoweredModel
 from engine.kernels.transfer import refill
 from engine.kernels.triton.device import runs_triton
 from engine.kv.cache import KVCache
 from engine.sampling.state import Feature
 from engine.sampling.verify import accepted_drafts, choose_tokens
 from engine.step.plan import StepRow
-from engine.step.tables import DeviceTables, StepInputs, Stretch
+from engine.step.tables import BlockShare, DeviceTables, StepInputs
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -287,20 +288,18 @@ def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
     q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
     kv_lens = torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device)
     attention = []
-    for stretch, blocks in zip(
-        tables.stretches, _apart(groups, (bucket.rows, width), torch.int32, device), strict=True
+    for share, blocks in zip(
+        tables.block_shares, _apart(groups, (bucket.rows, width), torch.int32, device), strict=True
     ):
         whole = AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
-        attention.append(whole if stretch is None else _of_stretch(whole, stretch))
+        attention.append(whole if share is None else _of_share(whole, share))
     return ForwardBatch(token_ids, positions, mappings, tuple(attention), row_ids)
 
 
-def _of_stretch(whole: AttentionBatch, stretch: Stretch) -> AttentionBatch:
+def _of_share(whole: AttentionBatch, share: BlockShare) -> AttentionBatch:
     """The same where ranks share out the tokens of a group: lengths are its own."""
     kv_lens = torch.zeros_like(whole.kv_lens_device)
-    return replace(
-        whole, kv_lens_device=kv_lens, block_size=stretch.size, key_ends=kv_lens.new_zeros(sum(whole.q_lens))
-    )
+    return replace(whole, kv_lens_device=kv_lens, block_size=share.size, key_ends=kv_lens.new_zeros(sum(whole.q_lens)))
 
 
 def _apart(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
@@ -319,9 +318,9 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
             inputs, tables.tokens, tables.block_tables, tables.computed, tables.block_size,
             batch.token_ids, batch.positions, batch.row_ids, batch.slot_mappings, batch.attention,
         )  # fmt: skip
-        for mapping, stretch in zip(batch.slot_mappings, tables.stretches, strict=True):
-            if stretch is not None:
-                mapping.copy_(stretch.slots(mapping // tables.block_size, mapping % tables.block_size))
+        for mapping, share in zip(batch.slot_mappings, tables.block_shares, strict=True):
+            if share is not None:
+                mapping.copy_(share.slots(mapping // tables.block_size, mapping % tables.block_size))
         _fill_key_ends(batch, tables)
         return
     rows = inputs.shape[1]
@@ -341,10 +340,10 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
 
 def _fill_key_ends(batch: ForwardBatch, tables: DeviceTables) -> None:
     """How many keys of this rank each query sees, where ranks share out the tokens of a group."""
-    for own, stretch in zip(batch.attention, tables.stretches, strict=True):
-        if stretch is not None:
+    for own, share in zip(batch.attention, tables.block_shares, strict=True):
+        if share is not None:
             assert own.key_ends is not None
-            own.key_ends.copy_(stretch.length(batch.positions + 1))
+            own.key_ends.copy_(share.length(batch.positions + 1))
             torch.index_select(own.key_ends, 0, own.q_starts[1:] - 1, out=own.kv_lens_device)
 
 

@@ -11,14 +11,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.context import ForwardBatch
+from engine.kernels.model import LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
+from engine.ranks.context_parallel import Dealing
+from engine.ranks.exchange import Exchange
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
-from engine.step.dealing import Dealing
-from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
@@ -31,7 +32,7 @@ PROMPT_LOGPROB_ROWS = 256
 
 
 class BehindSteps(Protocol):
-    """What a drafter on the device does behind steps: :class:`engine.drafting.behind.Drafts`."""
+    """What a drafter on the device does behind steps: :class:`engine.drafting.runner.Drafts`."""
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

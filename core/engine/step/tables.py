@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import TokenShare
 from engine.contracts.request import SamplingParams
-from engine.kernels.model import ForwardBatch
+from engine.kernels.context import ForwardBatch
 from engine.kernels.transfer import upload
 from engine.sampling.state import Feature, SamplingState, features_of
 from engine.step.plan import Admit, StepPlan, StepRow
@@ -51,7 +51,7 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BlockShare:
     """What one of several ranks caches of every block: ``size`` tokens from ``first`` on, of ``block_size``."""
 
     first: int
@@ -59,7 +59,7 @@ class Stretch:
     block_size: int
 
     @classmethod
-    def of(cls, share: TokenShare, block_size: int) -> Stretch:
+    def of(cls, share: TokenShare, block_size: int) -> BlockShare:
         size = block_size // share.ranks
         return cls(share.index * size, size, block_size)
 
@@ -98,7 +98,7 @@ class DeviceTables:
         width = max_len + max_draft_tokens + 2
         self.block_size = block_size
         shares = tuple(token_shares) or (None,) * num_groups
-        self.stretches = tuple([None if one is None else Stretch.of(one, block_size) for one in shares])
+        self.block_shares = tuple([None if one is None else BlockShare.of(one, block_size) for one in shares])
         """By KV group, what this rank caches of every block; ``None``: all of it."""
         self.device = device
         self.vocab_size = vocab_size
@@ -112,7 +112,7 @@ class DeviceTables:
         self.tokens[self.nobody] = 0
         self.agreed: Callable[[Tensor], Tensor] = _own
         """Tokens as the rank has them that chooses: with several ranks all must write the same. See
-        :meth:`engine.step.exchange.Exchange.agreed`."""
+        :meth:`engine.ranks.exchange.Exchange.agreed`."""
         self.requests: dict[int, RowRequest] = {self.nobody: RowRequest(SamplingParams(), 0, Feature.NONE)}
 
     @property
@@ -196,13 +196,13 @@ class DeviceTables:
         ends, begins = starts + q_starts.diff(), q_starts.to(torch.int32)
         whole, tables, lengths = tuple(max_ends), self.blocks_of(row_ids, max(max_ends)), ends.to(torch.int32)
         batches = []
-        for stretch, own in zip(self.stretches, tables, strict=True):
-            if stretch is None:
+        for share, own in zip(self.block_shares, tables, strict=True):
+            if share is None:
                 batches.append(AttentionBatch(q_lens, whole, own, begins, lengths, self.block_size))
                 continue
-            bounds, here = tuple([stretch.most(end) for end in max_ends]), stretch.length(ends).to(torch.int32)
-            key_ends = stretch.length(positions + 1).to(torch.int32)
-            batches.append(AttentionBatch(q_lens, bounds, own, begins, here, stretch.size, key_ends))
+            bounds, here = tuple([share.most(end) for end in max_ends]), share.length(ends).to(torch.int32)
+            key_ends = share.length(positions + 1).to(torch.int32)
+            batches.append(AttentionBatch(q_lens, bounds, own, begins, here, share.size, key_ends))
         return tuple(batches)
 
     def blocks_of(self, row_ids: Tensor, longest: int) -> list[Tensor]:
@@ -215,9 +215,9 @@ class DeviceTables:
         """By KV group, where the keys and values of tokens go: int64, of the shape of ``rows`` and ``positions``."""
         blocks, offsets = positions // self.block_size, positions % self.block_size
         found = []
-        for stretch, tables in zip(self.stretches, self.block_tables, strict=True):
+        for share, tables in zip(self.block_shares, self.block_tables, strict=True):
             own = tables[rows, blocks].to(torch.int64)
-            found.append(own * self.block_size + offsets if stretch is None else stretch.slots(own, offsets))
+            found.append(own * self.block_size + offsets if share is None else share.slots(own, offsets))
         return tuple(found)
 
     def write(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:

@@ -20,7 +20,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.step.tables import Stretch
+from engine.step.tables import BlockShare
 from engine.testing.context import build_context
 
 TOLERANCE: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -330,7 +330,7 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
 def of_rank(case: AttentionCase, inputs: AttentionInputs, ranks: int, index: int) -> AttentionInputs:
     """The same queries where ``ranks`` share out the tokens of every row: how many keys the ``index``-th has. Which
     keys these are does not matter: they are the first ones of each row."""
-    stretch, batch = Stretch.of(TokenShare(ranks, index), ranks * case.block_size), inputs.batch
+    stretch, batch = BlockShare.of(TokenShare(ranks, index), ranks * case.block_size), inputs.batch
     ends = [kv_len - q_len + j + 1 for q_len, kv_len in case.rows for j in range(q_len)]
     own = stretch.length(batch.kv_lens_device.long()).int()
     shared = replace(

@@ -24,7 +24,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.negotiation import HOST_DRAFTER
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
-from engine.drafting.behind import Drafts
+from engine.drafting.runner import Drafts
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.startup.rank import capture_graphs, load_plan, start_drafter

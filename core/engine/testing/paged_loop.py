@@ -13,12 +13,13 @@ from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.quantizer import Quantizer
+from engine.kernels.context import ForwardBatch
 from engine.kernels.loading import load_model
-from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.kv.groups import CacheGroups, cache_groups
-from engine.step.tables import Stretch
+from engine.step.tables import BlockShare
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import PlainAttention, PlainQuantizer
 
@@ -51,7 +52,7 @@ class PagedLoop:
         self.model = model
         self._groups = groups or cache_groups(model.graph.caches)
         shares = self._groups.token_shares
-        self._stretches = [None if share is None else Stretch.of(share, BLOCK) for share in shares]
+        self._stretches = [None if share is None else BlockShare.of(share, BLOCK) for share in shares]
         counts = (num_blocks,) * self._groups.num_groups
         self.kv = KVCache(self._groups, kv_format or PlainFormat(), counts, BLOCK, dtype, "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
@@ -132,7 +133,7 @@ class PagedLoop:
         )
 
 
-def _shared(whole: AttentionBatch, stretch: Stretch, positions: Tensor) -> AttentionBatch:
+def _shared(whole: AttentionBatch, stretch: BlockShare, positions: Tensor) -> AttentionBatch:
     """What a rank sees of a batch that caches a stretch of every block."""
     return replace(
         whole,

@@ -24,8 +24,9 @@ from engine.contracts.ops import Experts, HeadLinear, Linear
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.kernels.backends import rotations
+from engine.kernels.context import ForwardBatch, StepContext, prepared_of
 from engine.kernels.loading import Loader
-from engine.kernels.model import ForwardBatch, LoweredModel, StepContext, prepared_of
+from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups

@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from engine.assembly import values
-from engine.border.calls import where
 from engine.contracts.slots import SLOTS
+from engine.plugin_guard.calls import where
 from engine.testing.subject import CannotRun, Subject, Suite, contract_suite, settable, with_settings
 from engine.testing.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 

@@ -12,7 +12,8 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Builder, Graph
 from engine.contracts.ops import DeltaRule
 from engine.kernels.backends import fused_block
-from engine.kernels.model import LoweredBlock, Step, StepContext
+from engine.kernels.context import StepContext
+from engine.kernels.model import LoweredBlock, Step
 from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups

@@ -13,10 +13,11 @@ from engine.contracts.graph import Builder, Graph
 from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.backends import fused_block, rotations
-from engine.kernels.model import LoweredBlock, Step, StepContext
+from engine.kernels.context import StepContext
+from engine.kernels.model import LoweredBlock, Step
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.storage import stored_tensors
-from engine.kernels.torch.sequences import lower_rotations
+from engine.kernels.torch.patterns import lower_rotations
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.context import build_context

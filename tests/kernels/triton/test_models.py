@@ -14,7 +14,8 @@ from torch import Tensor
 from engine.contracts.config import SlotConfig
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
+from engine.kernels.context import StepContext
+from engine.kernels.model import LoweredBlock, LoweredModel
 from engine.kernels.settings import Kernels
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.context import build_context

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-from engine.border.calls import PluginError
+from engine.plugin_guard.calls import PluginError
 
 SLOTS = (
     "architecture", "communicator", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter",

@@ -14,9 +14,9 @@ from engine.assembly.compose.typed import assign, merge, plain_values, structure
 from engine.assembly.discovery import Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.assembly.records import AUTO
-from engine.border.calls import error_line
 from engine.contracts.config import Settings
 from engine.contracts.slots import SLOTS
+from engine.plugin_guard.calls import error_line
 
 
 def finish(root: Any, choices: Mapping[str, Any], request: Request, catalogue: Catalogue) -> Composed:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from engine.border.calls import broken, shown
 from engine.contracts.exporter import ScrapedExporter
 from engine.http.preparing import state_of
 from engine.http.state import ServerState
+from engine.plugin_guard.calls import contract_error, quote
 from engine.service.errors import ApiError
 
 
@@ -29,7 +29,7 @@ def _page(exporter: ScrapedExporter, state: ServerState) -> str | None:
     try:
         page = exporter.render()
         if not isinstance(page, str):
-            raise broken(exporter, "render", f"returned {shown(page)}, expected a text")
+            raise contract_error(exporter, "render", f"returned {quote(page)}, expected a text")
         page.encode()
     except Exception as error:
         state.bus.report(exporter, error, "render")

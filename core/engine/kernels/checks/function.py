@@ -8,17 +8,17 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from engine.border.calls import PluginError, noting, shown
 from engine.contracts.ops import TorchFunction
 from engine.kernels.checks.linear import TOLERANCE
 from engine.kernels.checks.tensors import random, tensor_problem, value_problem
+from engine.plugin_guard.calls import PluginError, noting, quote
 
 ROWS = 3
 
 
 def tried(op: TorchFunction, tensors: Sequence[Tensor], dtype: torch.dtype, device: str) -> Callable[..., Tensor]:
     """The function of ``op`` in the compute dtype, behind a trial on a few random rows. Raises
-    :class:`~engine.border.calls.PluginError`, and what the function raises."""
+    :class:`~engine.plugin_guard.calls.PluginError`, and what the function raises."""
     whose = f"torch function {op.function}"
     function = noting(_found(op.function, whose), whose)
     inputs = [random((ROWS, size), dtype, torch.device(device), seed) for seed, size in enumerate(op.in_features)]
@@ -67,5 +67,5 @@ def _found(path: str, whose: str) -> Callable[..., Tensor]:
     except Exception as error:  # whatever a third party's module raises
         raise PluginError(f"{whose} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise PluginError(f"{whose} is {shown(found)}, expected a function")
+        raise PluginError(f"{whose} is {quote(found)}, expected a function")
     return found

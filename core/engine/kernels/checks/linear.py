@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.border.calls import PluginError, broken, name_of, noting, shown
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer, TileLoader
 from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.kernels.torch.reference import gated_activation
 from engine.native import ACTIVATIONS
+from engine.plugin_guard.calls import PluginError, contract_error, name_of, noting, quote
 
 ROWS = (1, 3, 17, 70)
 """A decode, drafts under verification, and more rows than few-row kernels serve."""
@@ -54,7 +54,7 @@ class LinearCheck:
         in_features, out_features = spec.in_features, spec.out_features
         if not isinstance(packed, PackedLinear):
             expected = "a PackedLinear or a QuantizedWeight"
-            raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected {expected}")
+            raise contract_error(self._quantizer, "pack", f"returned {quote(packed)}, expected {expected}")
         self._check_record(packed, out_features)
         named = _named(packed, name_of(self._quantizer))
         kind = (spec.kind, in_features, out_features, packed.label, tuple(_kinds(packed)))
@@ -81,30 +81,30 @@ class LinearCheck:
     def _check_record(self, packed: PackedLinear, out_features: int) -> None:
         tensors = packed.tensors
         if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise self.broken(f"tensors={shown(tensors)}, expected tensors by name")
+            raise self._broken(f"tensors={quote(tensors)}, expected tensors by name")
         if not isinstance(packed.label, str):
-            raise self.broken(f"label={shown(packed.label)}, expected a text")
+            raise self._broken(f"label={quote(packed.label)}, expected a text")
         if packed.out_features != out_features:
-            raise self.broken(f"out_features={shown(packed.out_features)}, expected {out_features}")
+            raise self._broken(f"out_features={quote(packed.out_features)}, expected {out_features}")
         for name in _CALLS:
             found = getattr(packed, name)
             if not callable(found) and (found is not None or name in ("reference", "apply")):
-                raise self.broken(f"{name}={shown(found)}, expected a function")
+                raise self._broken(f"{name}={quote(found)}, expected a function")
         if (packed.input_quant is None) != (packed.apply_quantized is None):
-            raise self.broken("one of input_quant and apply_quantized, expected both or none")
+            raise self._broken("one of input_quant and apply_quantized, expected both or none")
         loader = packed.tile_loader
         if loader is not None and not isinstance(loader, TileLoader):
-            raise self.broken(f"tile_loader={shown(loader)}, expected a TileLoader")
+            raise self._broken(f"tile_loader={quote(loader)}, expected a TileLoader")
         for name, tensor in _loaded(loader):
             if not isinstance(tensor, Tensor) or not tensor.is_contiguous() or tensor.device.type != self._device.type:
-                raise self.broken(f"tile_loader.{name}, expected a contiguous tensor on {self._device}")
+                raise self._broken(f"tile_loader.{name}, expected a contiguous tensor on {self._device}")
 
-    def broken(self, problem: str) -> PluginError:
-        return broken(self._quantizer, "pack", f"returned a layer with {problem}")
+    def _broken(self, problem: str) -> PluginError:
+        return contract_error(self._quantizer, "pack", f"returned a layer with {problem}")
 
     def fail(self, call: str, problem: str) -> None:
         if problem:
-            raise broken(self._quantizer, call, problem)
+            raise contract_error(self._quantizer, call, problem)
 
     @property
     def dtype(self) -> torch.dtype:

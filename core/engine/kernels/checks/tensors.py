@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.border.calls import shown
+from engine.plugin_guard.calls import quote
 
 MARGIN = 64
 """Elements on both sides of memory that a native call writes to."""
@@ -17,7 +17,7 @@ _MARK = 97.0
 def tensor_problem(found: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
     """``returned bfloat16 [2, 8], expected contiguous float32 [2, 8] on cpu``; empty if it is what was expected."""
     if not isinstance(found, Tensor):
-        return f"returned {shown(found)}, expected a tensor"
+        return f"returned {quote(found)}, expected a tensor"
     right = tuple(found.shape) == tuple(shape) and found.dtype == dtype and found.device.type == device.type
     if right and found.is_contiguous():
         return ""

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.kernels.context import Cache, ForwardBatch, prepared_of
 from engine.kernels.cpu.program import NotNative, Program, Value, scratch_memory
 from engine.kernels.cpu.row_ops import Metadata, kernels
 from engine.kernels.metadata import ForwardMetadata
-from engine.kernels.model import Cache, ForwardBatch, LoweredModel, prepared_of
+from engine.kernels.model import LoweredModel
 from engine.kernels.settings import MOST_TOKENS
 
 W = TypeVar("W")

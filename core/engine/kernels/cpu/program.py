@@ -12,15 +12,12 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.native import NativeCall, in_one
-
-if TYPE_CHECKING:
-    from engine.kernels.cpu.rotation_tables import RotationTables
 
 SCRATCH_BYTES = 256 * 2**20
 """Of address space: pages nobody has written to take no memory. Many times what 16 tokens of a model need."""
@@ -39,6 +36,17 @@ def scratch_memory() -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
+class PositionTables(Protocol):
+    """Tables that programs look up by position: :class:`engine.kernels.cpu.rotation_tables.RotationTables`."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def reach(self, length: int) -> None:
+        """Have positions up to ``length - 1`` in the tables."""
+        ...
+
+
 class Program:
     """Calls on named buffers. ``str(program)`` has a line for each."""
 
@@ -51,7 +59,7 @@ class Program:
         """What it leaves to whoever runs it, until the next program runs."""
         self.buffers: dict[str, Tensor] = {}
         """Inputs in memory of their own and what is computed, which the next layer overwrites."""
-        self.rotations: list[RotationTables] = []
+        self.rotations: list[PositionTables] = []
         """What it looks up by position."""
         self.num_bytes = 0
         """Of ``memory``."""

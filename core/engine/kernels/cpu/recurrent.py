@@ -13,9 +13,9 @@ from torch import Tensor
 from engine import native
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.ops import DeltaRule, ShortConv
+from engine.kernels.context import StateCache
 from engine.kernels.cpu.layer_ops import SUFFIXES
 from engine.kernels.cpu.program import empty, run
-from engine.kernels.model import StateCache
 from engine.native import INT64, POINTER, NativeCall
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.context import Rotate
 from engine.kernels.cpu.program import Value
 from engine.kernels.cpu.row_ops import lookup
-from engine.kernels.model import Rotate
 
 PAGE = 256
 """Positions computed at once."""

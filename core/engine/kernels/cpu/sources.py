@@ -1,6 +1,6 @@
 """Which of the C++ between linear layers a graph needs. Imports no torch: it is compiled while that is imported.
 
-As :mod:`engine.kernels.cpu.sequences` and :mod:`engine.kernels.cpu.ops` choose kernels. What is missing here is
+As :mod:`engine.kernels.cpu.patterns` and :mod:`engine.kernels.cpu.ops` choose kernels. What is missing here is
 compiled when it is loaded.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.contracts import ops
 from engine.contracts.graph import Graph, Node
-from engine.kernels import sequences
+from engine.kernels import patterns
 from engine.models.fuse import Match, fused, reads
 from engine.native import ACTIVATIONS, Source
 from engine.native.calls import SOURCE as CALLS
@@ -62,13 +62,13 @@ def _if(
 
 
 _OFFERED = (
-    ((LAYER,), _if(sequences.qkv_write, lambda what: rms(what.norm, what.q_norm, what.k_norm))),
-    ((LAYER,), _if(sequences.gate_up, lambda what: rms(what.norm) and what.act in ACTIVATIONS)),
-    (NONE, sequences.linear_add),
-    ((LAYER,), _if(sequences.norm_head, lambda what: rms(what.norm))),
-    ((EXPERT,), sequences.choose_experts),
-    ((EXPERT,), sequences.mix_experts),
-    ((RECURRENT,), _if(sequences.delta_network, lambda what: what.conv.act == "silu")),
+    ((LAYER,), _if(patterns.qkv_write, lambda what: rms(what.norm, what.q_norm, what.k_norm))),
+    ((LAYER,), _if(patterns.gate_up, lambda what: rms(what.norm) and what.act in ACTIVATIONS)),
+    (NONE, patterns.linear_add),
+    ((LAYER,), _if(patterns.norm_head, lambda what: rms(what.norm))),
+    ((EXPERT,), patterns.choose_experts),
+    ((EXPERT,), patterns.mix_experts),
+    ((RECURRENT,), _if(patterns.delta_network, lambda what: what.conv.act == "silu")),
     ((HEAD,), _of((ops.HeadSlice, ops.HeadJoin, ops.HeadLinear))),
     ((EXPERT,), _of((ops.CountExperts,))),
     (

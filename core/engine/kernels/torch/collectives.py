@@ -7,8 +7,8 @@ from torch import Tensor
 
 from engine.contracts.communicator import Communicator, NativeCommunicator
 from engine.contracts.ops import AllGather, AllReduce, GatherTokens, HeldExperts, OwnExperts, SumTokens
+from engine.kernels.context import StepContext
 from engine.kernels.cpu.program import NotNative, Value, run
-from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.models.fuse import Fused
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.contracts.ops import CountExperts, Experts, Route, Router
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import StepContext
+from engine.kernels.context import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.reference import gated
 from engine.models.fuse import Fused

@@ -46,9 +46,9 @@ from engine.contracts.ops import (
     TorchFunction,
 )
 from engine.kernels.checks.function import tried
+from engine.kernels.context import StepContext
 from engine.kernels.cpu.program import NotNative, Value
 from engine.kernels.cpu.row_ops import lookup, lookup_own, widen
-from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.collectives import (
     lower_all_gather,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.ops import DeltaRule, ShortConv
-from engine.kernels.model import StepContext
+from engine.kernels.context import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.reference import activated
 from engine.models.fuse import Fused

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LogSumExpAttention
 from engine.contracts.ops import SharedAttention
+from engine.kernels.context import StepContext
 from engine.kernels.cpu.program import NotNative, Value
-from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.models.fuse import Fused
 

@@ -9,10 +9,10 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
+from engine.plugin_guard.calls import contract_error, quote
 from engine.startup.checks.attention import AttentionCheck
 from engine.startup.checks.kv_format import check_kv_format
 from engine.startup.memory.budget import DoesNotFit
@@ -69,19 +69,19 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
 
 
 def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
-    """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
-    blocks of each group but the padding block."""
+    """Raise :class:`~engine.plugin_guard.calls.PluginError` when an allocator that has just been started does not have
+    all blocks of each group but the padding block."""
     usage, totals = allocator.usage(), [group.num_blocks - 1 for group in groups]
     expected = tuple(BlockUsage(total, total, 0, 0) for total in totals)
     if usage != expected:
-        raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")
+        raise contract_error(allocator, "usage", f"returned {quote(usage)} after start(), expected {expected}")
 
 
 @torch.inference_mode()
 def try_plugins(plan: EnginePlan, bound: BoundEngine, own: Graph | None = None) -> None:
     """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
     tried when they are loaded. ``own``: what of the model this rank computes, ``None``: all. Raises
-    :class:`~engine.border.calls.PluginError`."""
+    :class:`~engine.plugin_guard.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
     attention = AttentionCheck(

@@ -9,7 +9,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.attention_kernel import (
     AttentionBatch,
     AttentionKernel,
@@ -25,7 +24,8 @@ from engine.kernels.storage import as_bits
 from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
-from engine.step.tables import Stretch
+from engine.plugin_guard.calls import PluginError, contract_error, name_of, quote
+from engine.step.tables import BlockShare
 
 MORE_ROWS = ((1, 3), (1, 17), (1, 40), (1, 65))
 """Decodes enough that rows are not few."""
@@ -49,13 +49,13 @@ class AttentionCheck:
     """A kernel may have set aside memory for so many tokens of a row, and rows of a batch."""
 
     def __call__(self, graph: Graph) -> None:
-        """Every kind of attention in the model. Raises :class:`~engine.border.calls.PluginError`."""
+        """Every kind of attention in the model. Raises :class:`~engine.plugin_guard.calls.PluginError`."""
         ops = {node.op for node in graph.nodes if isinstance(node.op, Attention | SharedAttention)}
         for one in ops:
             op = one if isinstance(one, Attention) else one.attention
             label: object = self.kernel.label(op, self.dtype, self.kv_format)
             if not isinstance(label, str):
-                raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")
+                raise contract_error(self.kernel, "label", f"returned {quote(label)}, expected a text")
             if op.soft_cap is not None and not self.kernel.capabilities.soft_cap:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its scores are capped (soft_cap)")
             if op.value_dim is not None and not self.kernel.capabilities.latent:
@@ -100,26 +100,28 @@ class AttentionCheck:
             if not wrong and not all(map(_same, stored, (cache.k, cache.v))):
                 wrong = "changed the cache, which it may only read"
             if wrong:
-                raise broken(self.kernel, "forward", wrong)
+                raise contract_error(self.kernel, "forward", wrong)
         if isinstance(self.kernel, NativeAttention) and q.device.type == "cpu":
             self._try_native(self.kernel, op, q, cache, batch, want, more)
 
     def _try_shared(self, op: Attention, rows: tuple[tuple[int, int], ...], ranks: int, index: int) -> None:
         """Attention to the tokens that one of several ranks has: which those are does not matter."""
-        stretch = Stretch.of(TokenShare(ranks, index), self.block_size)
-        here = [(q_len, int(stretch.length(torch.tensor(kv_len)))) for q_len, kv_len in rows]
+        share = BlockShare.of(TokenShare(ranks, index), self.block_size)
+        here = [(q_len, int(share.length(torch.tensor(kv_len)))) for q_len, kv_len in rows]
         ends = torch.tensor([kv_len - q_len + j + 1 for q_len, kv_len in rows for j in range(q_len)])
-        batch, slots = _batch(tuple(here), stretch.size, self.device)
-        batch = replace(batch, key_ends=stretch.length(ends).to(batch.kv_lens_device))
+        batch, slots = _batch(tuple(here), share.size, self.device)
+        batch = replace(batch, key_ends=share.length(ends).to(batch.kv_lens_device))
         compute, tokens = getattr(torch, self.dtype), len(ends)
         q = random((tokens, op.num_heads, op.head_dim), compute, torch.device(self.device), 3)
         kernel, prepared = self.kernel, self.kernel.prepare(batch)
         assert isinstance(kernel, LogSumExpAttention), "negotiation asks for it"
-        cache = self._cache(op, slots or [0], 0, stretch.size)
+        cache = self._cache(op, slots or [0], 0, share.size)
         want, want_lse = paged_attention_lse(batch, op, q, cache)
         made: object = kernel.forward_lse(prepared, op, q, cache)
         if not isinstance(made, tuple) or len(made) != 2:
-            raise broken(kernel, "forward_lse", f"returned {shown(made)}, expected the output and its log-sum-exp")
+            raise contract_error(
+                kernel, "forward_lse", f"returned {quote(made)}, expected the output and its log-sum-exp"
+            )
         out, lse = made
         wrong = tensor_problem(out, want.shape, compute, q.device)
         wrong = wrong or tensor_problem(lse, want_lse.shape, torch.float32, q.device)
@@ -132,7 +134,7 @@ class AttentionCheck:
         if not wrong:
             wrong = value_problem(lse[~none], want_lse[~none], self._tolerance)
         if wrong:
-            raise broken(kernel, "forward_lse", wrong)
+            raise contract_error(kernel, "forward_lse", wrong)
 
     @property
     def _tolerance(self) -> float:
@@ -157,7 +159,7 @@ class AttentionCheck:
         del prepared
         wrong = memory.problem() or value_problem(memory.inner, want, self._tolerance)
         if wrong:
-            raise broken(kernel, "call", wrong)
+            raise contract_error(kernel, "call", wrong)
 
     def _cache(self, op: Attention, slots: list[int], layer: int, block_size: int | None = None) -> LayerCache:
         block_size = block_size or self.block_size

@@ -21,6 +21,7 @@ from engine.models.footprint import alive_in_a_layer, made_in_a_layer
 from engine.models.placement import RankGraph
 from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.startup.lowering import lowering_of
+from engine.startup.memory.budget import Budget
 from engine.startup.memory.weights import WeightSizes
 from engine.step.runner import PROMPT_LOGPROB_ROWS
 
@@ -82,6 +83,17 @@ class MemoryEstimate:
     def smallest(self) -> int:
         """The peak with the smallest useful pool."""
         return self.total(self.smallest_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """An estimate that fits."""
+
+    plan: EnginePlan
+    own: RankGraph | None
+    """What of the model this rank computes; ``None``: all."""
+    estimate: MemoryEstimate
+    budget: Budget
 
 
 def estimate_memory(

@@ -12,22 +12,11 @@ from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.models.placement import RankGraph
 from engine.models.required_tensors import checked_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
-from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
+from engine.startup.memory.estimate import MemoryPlan, estimate_memory
 from engine.startup.memory.refusal import refusal
 from engine.startup.memory.report import size
 from engine.startup.memory.weights import weight_sizes
 from engine.startup.placing import placed
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """An estimate that fits."""
-
-    plan: EnginePlan
-    own: RankGraph | None
-    """What of the model this rank computes; ``None``: all."""
-    estimate: MemoryEstimate
-    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)

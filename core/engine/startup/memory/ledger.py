@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.loop.messages import MemoryLedger, MemoryLine, Phase
-from engine.startup.memory.fit import KVPoolSize, MemoryPlan
+from engine.startup.memory.estimate import MemoryPlan
+from engine.startup.memory.fit import KVPoolSize
 
 LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
 """Phases of start-up whose peaks say something about a line of the ledger."""

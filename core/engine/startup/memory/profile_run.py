@@ -21,7 +21,7 @@ from engine.kv.groups import cache_groups
 from engine.sampling.state import Feature
 from engine.sampling.verify import choose_tokens
 from engine.startup.memory.budget import DoesNotFit, Meter
-from engine.startup.memory.fit import MemoryPlan
+from engine.startup.memory.estimate import MemoryPlan
 from engine.startup.memory.report import size
 from engine.step.graphs import Bucket, Capture, StepGraphs
 from engine.step.plan import StepRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.loop.messages import EngineInfo, MemoryLedger, Phase
-from engine.step.messages import RankInfo
+from engine.ranks.messages import RankInfo
 
 
 def size(num_bytes: int) -> str:

@@ -11,7 +11,6 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import broken, shown
 from engine.checkpoint.tensors import Checkpoint, Cut, TensorEntry
 from engine.contracts.graph import Graph, Node
 from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearSpec, Norm
@@ -29,6 +28,7 @@ from engine.models.required_tensors import (
 )
 from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, stored_of
+from engine.plugin_guard.calls import contract_error, quote
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
@@ -138,7 +138,9 @@ class _Sizer:
         if isinstance(self._quantizer, SizedQuantizer):
             size = self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
             if type(size) is not int or size < 0:
-                raise broken(self._quantizer, "packed_bytes", f"returned {shown(size)}, expected a number of bytes")
+                raise contract_error(
+                    self._quantizer, "packed_bytes", f"returned {quote(size)}, expected a number of bytes"
+                )
             return size
         if tied:
             return spec.out_features * spec.in_features * self._dtype.itemsize

@@ -1,6 +1,6 @@
 """Frames between the engine process and the workers of its ranks.
 
-A frame is a 4-byte little-endian length and a msgpack message (:mod:`engine.step.messages`).
+A frame is a 4-byte little-endian length and a msgpack message (:mod:`engine.ranks.messages`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.step.messages import MAX_FRAME, FromWorker, ToWorker
+from engine.ranks.messages import MAX_FRAME, FromWorker, ToWorker
 
 HEADER = struct.Struct("<I")
 Received = TypeVar("Received")

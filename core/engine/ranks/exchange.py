@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator
-from engine.kernels.model import Cache, ForwardBatch, LoweredModel
+from engine.kernels.context import Cache, ForwardBatch
+from engine.kernels.model import LoweredModel
 from engine.kernels.torch.reference import NOT_FINITE
 
 

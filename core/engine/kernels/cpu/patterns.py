@@ -9,14 +9,14 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import NativeAttention
 from engine.contracts.ops import Attention, Norm
+from engine.kernels.context import StepContext
 from engine.kernels.cpu import expert_ops, recurrent
 from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.kernels.cpu.ops import native_linear, native_of, obstacle, single_kernels
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.cpu.sources import rms
-from engine.kernels.model import StepContext
-from engine.kernels.sequences import (
+from engine.kernels.patterns import (
     ChooseExperts,
     DeltaNetwork,
     GateUp,
@@ -37,7 +37,7 @@ from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.experts import mixed_by_torch
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.ops import head_call, lower_attention, sinks_of
-from engine.kernels.torch.sequences import lower_linear_add
+from engine.kernels.torch.patterns import lower_linear_add
 from engine.models.fuse import Fused
 from engine.native import ACTIVATIONS, NativeCall
 

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TypeVar
 
-from engine.loop.fair_turns import FairTurns
+from engine.loop.fair_queue import FairQueue
 from engine.service.errors import ApiError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Turns:
         The first piece of a client is never too large."""
         self._what = what
         self._most = most
-        self._fair = FairTurns()
+        self._fair = FairQueue()
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
         self._busy = False

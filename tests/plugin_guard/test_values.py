@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.border.values import attribute_problems, problems
 from engine.contracts.attention_kernel import AttentionCapabilities, AttentionKernel
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.router import Reject, Route, ToEngine
+from engine.plugin_guard.values import attribute_problems, problems
 
 
 @dataclass(frozen=True)

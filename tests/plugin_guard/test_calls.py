@@ -9,7 +9,16 @@ from typing import Any, Protocol
 
 import pytest
 
-from engine.border.calls import PluginError, broken, by_plugin, name_of, named, noting, shown, told
+from engine.plugin_guard.calls import (
+    PluginError,
+    by_plugin,
+    contract_error,
+    describe_error,
+    name_of,
+    named,
+    noting,
+    quote,
+)
 
 WHO = "quantizer=mine (from engine-mine 0.3.0)"
 
@@ -105,7 +114,7 @@ def test_what_a_method_raises_keeps_its_type_and_names_the_plugin(kind: type[Any
     with pytest.raises(RuntimeError) as raised:
         plugin.ask(RuntimeError("boom"))
     line = "(test_calls.py:"
-    assert told(raised.value).startswith(f"{WHO}: ask() raised RuntimeError: boom {line}")
+    assert describe_error(raised.value).startswith(f"{WHO}: ask() raised RuntimeError: boom {line}")
     assert by_plugin(raised.value)
 
 
@@ -127,7 +136,7 @@ def test_the_innermost_call_is_told_and_the_traceback_has_both() -> None:
     plugin = named(Plain(), WHO, (Slot,))
     with pytest.raises(KeyError) as raised:
         plugin.tell()
-    assert told(raised.value).startswith(f"{WHO}: ask() raised KeyError: 'inner'")
+    assert describe_error(raised.value).startswith(f"{WHO}: ask() raised KeyError: 'inner'")
     assert raised.value.__notes__ == [f"{WHO}: ask()", f"{WHO}: tell()"]
 
 
@@ -136,7 +145,7 @@ def test_a_plugin_works_as_before() -> None:
     assert (plugin.ask(), plugin.ask(), plugin.asked) == (1, 2, 2)
     with pytest.raises(ValueError) as raised:
         plugin.other()
-    assert not by_plugin(raised.value) and told(raised.value) == "ValueError: not of the contract"
+    assert not by_plugin(raised.value) and describe_error(raised.value) == "ValueError: not of the contract"
 
 
 def test_a_class_that_cannot_be_derived_from_is_left_alone_and_named_by_its_callers() -> None:
@@ -151,7 +160,7 @@ def test_a_class_that_cannot_be_derived_from_is_left_alone_and_named_by_its_call
     assert type(plugin) is Final and name_of(plugin) == WHO
     with pytest.raises(RuntimeError) as raised:
         plugin.ask()
-    assert told(raised.value, plugin, "ask").startswith(f"{WHO}: ask() raised RuntimeError: boom")
+    assert describe_error(raised.value, plugin, "ask").startswith(f"{WHO}: ask() raised RuntimeError: boom")
 
 
 def test_two_plugins_of_one_class_have_names_of_their_own() -> None:
@@ -169,7 +178,7 @@ def test_functions_of_all_kinds_can_be_named() -> None:
         assert call(1) == 1
         with pytest.raises(ZeroDivisionError) as raised:
             call(0)
-        assert told(raised.value).startswith(f"{WHO}: apply() raised ZeroDivisionError")
+        assert describe_error(raised.value).startswith(f"{WHO}: apply() raised ZeroDivisionError")
 
 
 def test_an_empty_assertion_says_where() -> None:
@@ -178,7 +187,7 @@ def test_an_empty_assertion_says_where() -> None:
 
     with pytest.raises(AssertionError) as raised:
         noting(apply, f"{WHO}: apply()")()
-    assert told(raised.value).startswith(f"{WHO}: apply() raised AssertionError (test_calls.py:")
+    assert describe_error(raised.value).startswith(f"{WHO}: apply() raised AssertionError (test_calls.py:")
 
 
 def test_a_value_in_a_message_is_short_and_on_one_line() -> None:
@@ -186,5 +195,5 @@ def test_a_value_in_a_message_is_short_and_on_one_line() -> None:
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert shown("a\nb") == "'a\\nb'" and len(shown("x" * 1000)) < 130 and "Bad" in shown(Bad())
-    assert str(broken(Plain(), "pack", "returned 3")) == "Plain: pack() returned 3"
+    assert quote("a\nb") == "'a\\nb'" and len(quote("x" * 1000)) < 130 and "Bad" in quote(Bad())
+    assert str(contract_error(Plain(), "pack", "returned 3")) == "Plain: pack() returned 3"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class FairTurns:
+class FairQueue:
     """Hands out start tags."""
 
     def __init__(self) -> None:

@@ -14,11 +14,11 @@ from enum import IntEnum, auto
 from functools import partial
 from typing import TypeVar
 
-from engine.border.calls import told
 from engine.contracts.parallelism import StartedWorker
-from engine.step.blame import waited
-from engine.step.link import Link, to_workers
-from engine.step.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
+from engine.plugin_guard.calls import describe_error
+from engine.ranks.blame import waited
+from engine.ranks.link import Link, to_workers
+from engine.ranks.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
 from engine.step.plan import RankFailed, StepPlan, StepResult
 
 M = TypeVar("M")
@@ -174,7 +174,11 @@ class Workers:
         """Rank 0 itself cannot go on."""
         with self._changed:
             if not self._local_error:
-                self._local_error, self._local_where, self._local_waited = told(error), self._local(), waited(error)
+                self._local_error, self._local_where, self._local_waited = (
+                    describe_error(error),
+                    self._local(),
+                    waited(error),
+                )
             self._sign()
 
     def explain(self, error: Exception) -> str:

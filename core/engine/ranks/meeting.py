@@ -9,7 +9,7 @@ import torch
 
 from engine.contracts.communicator import Communicator, CommunicatorError
 from engine.models.layout import Layout
-from engine.step.ranked import RankStatus
+from engine.ranks.steps import RankStatus
 
 
 def pairs(layout: Layout) -> Iterator[tuple[int, int]]:

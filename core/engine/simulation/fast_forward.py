@@ -34,7 +34,7 @@ class KnownCost(StepCostModel):
         return self._known
 
 
-class LeapingCore(EngineCore):
+class FastForwardCore(EngineCore):
     """The engine's core, which knows what its simulated device will do."""
 
     def __init__(

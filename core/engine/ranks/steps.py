@@ -8,11 +8,11 @@ from functools import partial
 
 from engine.contracts.communicator import Communicator
 from engine.contracts.parallelism import Launcher
-from engine.step.blame import log_own
-from engine.step.messages import Where
+from engine.ranks.blame import log_own
+from engine.ranks.messages import Where
+from engine.ranks.workers import Workers
 from engine.step.plan import StepPlan, StepResult
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.step.workers import Workers
 
 
 class RankStatus:

@@ -1,8 +1,8 @@
 """Who raised this? Every call of a plugin's contract says so: slot, plugin, distribution and call.
 
 :func:`named` is done once, when a plugin is built. What its methods raise keeps its type and gets a note; what would
-end the process becomes a :class:`PluginError`. :func:`told` is the line for users and clients; the traceback, notes
-included, belongs in the log.
+end the process becomes a :class:`PluginError`. :func:`describe_error` is the line for users and clients; the traceback,
+notes included, belongs in the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
     """The same object, of a class derived from its own whose contract methods say ``who`` raised.
 
     ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. An object whose class
-    cannot be derived from is left as it is; callers who give it to :func:`told` name it all the same. Raises
+    cannot be derived from is left as it is; callers who give it to :func:`describe_error` name it all the same. Raises
     ``TypeError`` for a method that is a coroutine: nobody would await it.
     """
     kind = type(plugin)
@@ -83,12 +83,12 @@ def _known(plugin: object) -> str | None:
     return who if held() is plugin else None
 
 
-def broken(plugin: object, call: str, problem: str) -> PluginError:
-    """``broken(quantizer, "pack", "returned a list, expected a PackedLinear")``"""
+def contract_error(plugin: object, call: str, problem: str) -> PluginError:
+    """``contract_error(quantizer, "pack", "returned a list, expected a PackedLinear")``"""
     return PluginError(f"{name_of(plugin)}: {call}() {problem}")
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """A value for a message: on one line, not long, whatever its ``__repr__`` does."""
     said = " ".join(_REPR.repr(value).split())
     return said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
@@ -118,7 +118,7 @@ def by_plugin(error: BaseException) -> bool:
     return isinstance(error, PluginError) or any(isinstance(note, _Note) for note in getattr(error, "__notes__", ()))
 
 
-def told(error: BaseException, plugin: object = None, call: str = "") -> str:
+def describe_error(error: BaseException, plugin: object = None, call: str = "") -> str:
     """One line for users: who raised what, in which call, and where in the plugin's code. ``plugin`` and ``call``: who
     was called, for an error without a note."""
     if isinstance(error, PluginError):

@@ -14,10 +14,10 @@ import structlog
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.assembly.values import class_path
-from engine.border.calls import named
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.slots import SLOTS
 from engine.http.server import Server
+from engine.plugin_guard.calls import named
 from engine.startup.build import build_engine
 from engine.startup.child import failure
 

@@ -8,7 +8,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from engine.border.calls import shown
+from engine.plugin_guard.calls import quote
 
 _PLAIN = frozenset({int, float, str, bool, NoneType})
 
@@ -91,7 +91,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _wrong(value: Any, path: str, hint: Any) -> str:
-    return f"{path} is {shown(value)}, expected {_spelled(hint)}"
+    return f"{path} is {quote(value)}, expected {_spelled(hint)}"
 
 
 def _spelled(hint: Any) -> str:

@@ -13,14 +13,11 @@ from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.assembly.threads import cores_of
-from engine.contracts.communicator import World
 from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob, WorkerStart
 from engine.loop.environment import with_defaults
 from engine.loop.messages import Progress
-from engine.startup import worker
-from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
-from engine.step.blame import log_own
-from engine.step.messages import (
+from engine.ranks.blame import log_own
+from engine.ranks.messages import (
     Allocate,
     Assignment,
     Begin,
@@ -33,19 +30,15 @@ from engine.step.messages import (
     RankInfo,
     Where,
 )
+from engine.ranks.workers import Workers
+from engine.ranks.world import LOOPBACK, world_of
+from engine.startup import worker
+from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
 from engine.step.plan import RankFailed
-from engine.step.workers import Workers
 
 T = TypeVar("T")
-LOOPBACK = "127.0.0.1"
 START_S = 120.0
 """How long workers may take to come."""
-
-
-def world_of(plan: EnginePlan, rank: int, host: str = LOOPBACK) -> World:
-    """The ranks as one of them sees them."""
-    layout = plan.layout
-    return World(rank, layout.size, layout.groups(rank), plan.device.kind, plan.call_timeout_s, host)
 
 
 class Ranks:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.contracts.ops import Experts, LinearSpec, Norm
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import StepContext
-from engine.kernels.sequences import (
+from engine.kernels.context import StepContext
+from engine.kernels.patterns import (
     ChooseExperts,
     GateUp,
     LinearAdd,
@@ -32,7 +32,7 @@ from engine.kernels.sequences import (
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.collectives import own_ids
 from engine.kernels.torch.ops import norm_label, torch_norm
-from engine.kernels.torch.sequences import lower_linear_add
+from engine.kernels.torch.patterns import lower_linear_add
 from engine.kernels.triton.launch import (
     HeadShape,
     HeadWriter,

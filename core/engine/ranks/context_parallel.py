@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator
-from engine.kernels.model import Cache, ForwardBatch
+from engine.kernels.context import Cache, ForwardBatch
 from engine.kernels.transfer import upload
 from engine.step.plan import StepRow
 from engine.step.tables import DeviceTables
@@ -47,7 +47,7 @@ def pieces_of(counts: Sequence[int], ranks: int) -> list[list[Piece]]:
 
 
 class DealtStep:
-    """One rank's part of a step whose tokens are shared out: fulfils :class:`engine.kernels.model.DealtTokens`."""
+    """One rank's part of a step whose tokens are shared out: fulfils :class:`engine.kernels.context.DealtTokens`."""
 
     def __init__(
         self, rows: Sequence[StepRow], pieces: Sequence[Sequence[Piece]], index: int,

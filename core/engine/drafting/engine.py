@@ -25,13 +25,14 @@ from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
 from engine.drafting.metadata import CapturedMetadata
 from engine.kernels.backends import fused_graph, rotations
+from engine.kernels.context import Rotate
 from engine.kernels.cpu.captured import Captured
 from engine.kernels.cpu.row_ops import cat, lookup
 from engine.kernels.loading import Loader
 from engine.kernels.metadata import Chained, ForwardMetadata
-from engine.kernels.model import LoweredModel, Rotate, entrance
+from engine.kernels.model import LoweredModel, entrance
 from engine.kernels.settings import Kernels, Lowering
-from engine.kernels.torch.sequences import lower_rotations
+from engine.kernels.torch.patterns import lower_rotations
 from engine.kv.cache import KVCache
 from engine.models.fused_experts import fused_names, is_fused
 from engine.models.required_tensors import head_projection, linears_of, small_tensors_of, unread_names

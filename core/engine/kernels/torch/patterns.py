@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.ops import Norm
+from engine.kernels.context import Rotate, StepContext
 from engine.kernels.cpu.rotation_tables import RotationTables
-from engine.kernels.model import Rotate, StepContext
-from engine.kernels.sequences import GateUp, LinearAdd, QKVWrite, gate_up, linear_add, qkv_write
+from engine.kernels.patterns import GateUp, LinearAdd, QKVWrite, gate_up, linear_add, qkv_write
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, rms_norm

@@ -1,0 +1,1 @@
+"""Several ranks from the driver's side: workers, their messages, what ranks exchange in a step."""
