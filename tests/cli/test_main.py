@@ -215,7 +215,7 @@ def test_serve_hands_the_resolved_plan_to_the_server(model, monkeypatch, capsys)
     assert main(["serve", "--model", model, "--port", "0", "+preset=baseline", "device=cpu"]) == 0
     assert served[0].settings.server.port == 0 and served[0].choice("scheduler").name == "static"
     assert "scheduler" in capsys.readouterr().out
-    assert found.keys() == {"doctor"} and all(each.finds_with for each in found.values())
+    assert found.keys() == {"doctor"} and all(each.finds for each in found.values())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

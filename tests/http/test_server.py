@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -520,8 +521,9 @@ async def test_nothing_is_left_after_a_mix_of_finished_aborted_and_refused_reque
 def counting(server: Running) -> None:
     """Its engine counts experts, as far as the server knows."""
     state = server.server.state
-    (parallelism,) = state.plan.slots["parallelism"]
-    parallelism.config["count_experts"] = True
+    choice = state.plan.choice("parallelism")
+    counts = replace(choice, config={**choice.config, "count_experts": True})
+    state.plan = replace(state.plan, slots={**state.plan.slots, "parallelism": (counts,)})
 
 
 @in_loop

@@ -12,7 +12,15 @@ from typing import Any
 import tokenizers
 
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
-from engine.contracts.config import ModelSettings, ParallelismConfig, ServerSettings, Settings
+from engine.assembly.values import class_path
+from engine.contracts.config import (
+    DrafterConfig,
+    ModelSettings,
+    ParallelismConfig,
+    ServerSettings,
+    Settings,
+    SlotConfig,
+)
 from engine.contracts.events import Event
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, FinishReason, Timings, TokenLogprobs, TokensOut
@@ -109,6 +117,14 @@ def text_of(tokens: Sequence[int]) -> str:
     return make_tokenizer().decode_now(tokens)
 
 
+SLOT_CONFIGS = {"parallelism": ParallelismConfig(), "drafter": DrafterConfig()}
+"""Of the slots that a server asks about."""
+
+
+def choice(slot: str, config: SlotConfig) -> SlotChoice:
+    return SlotChoice(slot, "one", "", class_path(type(config)), asdict(config), "", "")
+
+
 def make_plan(**server: Any) -> EnginePlan:
     settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}))
     tiny = build_context(max_len=MAX_LEN).model
@@ -123,7 +139,7 @@ def make_plan(**server: Any) -> EnginePlan:
         execution="eager",
         overlap=False,
         settings=settings,
-        slots={"parallelism": (SlotChoice("parallelism", "one", "", "", asdict(ParallelismConfig()), "", ""),)},
+        slots={slot: (choice(slot, config),) for slot, config in SLOT_CONFIGS.items()},
     )
 
 

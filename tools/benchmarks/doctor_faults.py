@@ -65,7 +65,7 @@ from engine_plugins.command.doctor.recording import record
 from engine_plugins.command.doctor.rules import RULES
 from engine_plugins.command.ladder.rungs import merged
 from engine_plugins.command.ladder.servers import Refused, Servers
-from engine_plugins.command.live import LiveEngine
+from engine_plugins.command.live import LiveEngine, metrics_of
 
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0
@@ -238,7 +238,7 @@ async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Faul
     engine = LiveEngine(session, url)
     async with sending(url, fault.loads):
         found = await record(engine, fault.window)
-    ended = [each for each in await engine.metrics() if each.name == "engine_requests_total"]
+    ended = [each for each in await metrics_of(engine) if each.name == "engine_requests_total"]
     if failed := sum(each.value for each in ended if each.labels["finish_reason"] == "error"):
         raise SystemExit(f"{fault.name}: {failed:g} sequences ended with an error")
     return found

@@ -43,7 +43,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.http.server import serve
 
     offers = commands(configured.discovered)
-    return serve(plan, {name: offer.provider for name, offer in offers.items() if offer.provider.finds_with})
+    return serve(plan, {name: offer.provider for name, offer in offers.items() if offer.provider.finds})
 
 
 COMMAND = Command("Start the OpenAI-compatible server.", _run, shorthands)

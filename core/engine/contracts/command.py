@@ -27,12 +27,10 @@ class CommandProvider:
     doc: str
     """One line for the list of commands."""
     api: tuple[int, int] = (1, 0)
-    finds_with: tuple[str, ...] = ()
-    """Flags with which the command reads the engine at ``--url URL`` (its key: ``$ENGINE_API_KEY``) and prints JSON
-    with ``findings``, a list of ``{cause, says, evidence, overrides, replaces, advice, predicts, falsifier}``; maybe
-    with ``meanings``, words by name in ``evidence``, and ``notes``, a list of sentences. The page at ``/ui/`` then
-    offers to run it. ``evidence`` has numbers in order of time, by name; ``overrides`` and what they replace are lists;
-    all but ``cause`` and ``says`` may be missing. Empty: the page does not offer it."""
+    finds: str = ""
+    """``"package.module:function"``: an async function that is given an
+    :class:`~engine.contracts.findings.EngineReader` and returns :class:`~engine.contracts.findings.Findings`. The page
+    at ``/ui/`` then offers to run it, in the server's process: it must not block. Empty: the page does not offer it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from engine.contracts.counters import Reading
 from engine.contracts.events import Event
 
 
@@ -40,6 +41,16 @@ class ScrapedExporter(Exporter, Protocol):
 
     def render(self) -> str:
         """The page, in the Prometheus text format."""
+        ...
+
+
+@runtime_checkable
+class CountersExporter(Exporter, Protocol):
+    """An exporter that renders or sends the engine's counters."""
+
+    def watch(self, readings: Callable[[], Sequence[Reading]]) -> None:
+        """Called once, before the first batch. ``readings`` says what the counters are at the moment
+        (:mod:`engine.counters`); any thread may call it."""
         ...
 
 

@@ -22,7 +22,7 @@ from engine.contracts.config import (
     SlotConfig,
 )
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
-from engine.contracts.exporter import Exporter, ScrapedExporter, TranscriptExporter
+from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.parallelism import Launcher
@@ -111,7 +111,7 @@ SLOTS: dict[str, Slot] = {
         Slot(
             "exporter",
             Exporter,
-            (ScrapedExporter, TranscriptExporter),
+            (ScrapedExporter, CountersExporter, TranscriptExporter),
             suite="engine.testing.exporter:suite_for",
             in_api=True,
             many=True,

@@ -10,14 +10,15 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
-from engine.contracts.exporter import Exporter
+from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
+from engine.counters.engine import EngineCounters
 from engine.http import middleware
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
-from engine.http.finders import Finders
 from engine.http.routes.chat import chat_completions
 from engine.http.routes.completions import completions
+from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
 from engine.http.routes.findings import find, list_finders
@@ -38,6 +39,7 @@ from engine.http.state import STATE, Recorder, ServerState, fingerprint
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
+from engine.service.findings import Finders
 from engine.service.latency import RollingLatency
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
@@ -51,11 +53,15 @@ def build_app(
     tokenizer: Tokenizer,
     finders: Mapping[str, CommandProvider] | None = None,
 ) -> web.Application:
-    """The application over an engine that somebody else starts. ``finders``: commands that print findings, by name.
+    """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name.
     Call inside a running event loop."""
     settings = plan.settings.server
     latencies, waterfalls = RollingLatency(), Waterfalls()
-    bus = EventBus([*exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
+    counters = EngineCounters(plan.drafter.max_width)
+    for exporter in exporters:
+        if isinstance(exporter, CountersExporter):
+            exporter.watch(counters.readings)
+    bus = EventBus([Recorder(counters.add), *exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
     state = ServerState(
         plan=plan,
         client=client,
@@ -65,10 +71,11 @@ def build_app(
         admission=Admission(settings.max_queue),
         bodies=Bodies(settings.max_body_bytes),
         bus=bus,
+        counters=counters,
         latency=latencies,
         waterfalls=waterfalls,
         fingerprint=fingerprint(plan),
-        finders=Finders(finders or {}, settings.api_key),
+        finders=Finders(finders or {}),
     )
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
@@ -101,6 +108,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)
+    router.add_get("/engine/counters", counters_route)
     router.add_get("/engine/requests", recent_requests)
     router.add_get("/engine/requests/{request}", one_request)
     router.add_get("/engine/expert_load", expert_load)

@@ -183,7 +183,7 @@ class Server:
 
 
 def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:
-    """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that print findings,
+    """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that have findings,
     by the name that calls each.
 
     SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once. Raises

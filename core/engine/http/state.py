@@ -16,8 +16,8 @@ from engine.contracts.config import ServerSettings
 from engine.contracts.events import Event
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
+from engine.counters.engine import EngineCounters
 from engine.http.bodies import Bodies, Body
-from engine.http.finders import Finders
 from engine.http.progress import PrefillProgress
 from engine.loop.client import EngineClient
 from engine.machine import Meter
@@ -25,6 +25,7 @@ from engine.service.admission import Admission
 from engine.service.body_parser import BodyParser
 from engine.service.bus import EventBus
 from engine.service.errors import ApiError
+from engine.service.findings import Finders
 from engine.service.latency import RollingLatency
 from engine.service.logs import Repeated
 from engine.service.parsing import Limits, P
@@ -53,6 +54,7 @@ class ServerState:
     admission: Admission
     bodies: Bodies
     bus: EventBus
+    counters: EngineCounters
     latency: RollingLatency
     waterfalls: Waterfalls
     fingerprint: str

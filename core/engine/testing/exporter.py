@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,8 +28,9 @@ from engine.contracts.events import (
     StepEvent,
     TokensEvent,
 )
-from engine.contracts.exporter import Exporter, ScrapedExporter
+from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter
 from engine.contracts.request import FinishReason
+from engine.counters.engine import EngineCounters
 from engine.testing.subject import Subject, Suite, filled
 
 SAMPLE = re.compile(
@@ -37,6 +39,9 @@ SAMPLE = re.compile(
 )
 """A line of the Prometheus text format that is no comment."""
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+MOST_DRAFTS = 8
+"""Of one request in one step, in these events."""
 
 
 def step_event(at_s: float = 1.0, **changes: float) -> StepEvent:
@@ -113,12 +118,41 @@ def nothing_happened(at_s: float = 1.0) -> tuple[Event, ...]:
     )
 
 
+class Fed:
+    """An exporter as the engine feeds it: its counters know each event before the exporter does."""
+
+    def __init__(self, exporter: Exporter, max_draft_tokens: int = MOST_DRAFTS) -> None:
+        self.exporter = exporter
+        counters = EngineCounters(max_draft_tokens)
+        self._count = counters.add
+        if isinstance(exporter, CountersExporter):
+            exporter.watch(counters.readings)
+
+    def export(self, events: Sequence[Event]) -> None:
+        self._count(events)
+        self.exporter.export(events)
+
+    def close(self) -> None:
+        self.exporter.close()
+
+    @property
+    def is_scraped(self) -> bool:
+        return isinstance(self.exporter, ScrapedExporter)
+
+    def render(self) -> str:
+        assert isinstance(self.exporter, ScrapedExporter)
+        return self.exporter.render()
+
+
 class ExporterConformance:
     """Inherit, name the class ``Test...``, and implement :meth:`make`."""
 
     def make(self) -> Exporter:
         """A fresh exporter."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
+
+    def fed(self) -> Fed:
+        return Fed(self.make())
 
     def written(self, exporter: Exporter) -> object:
         """What the exporter has made of its events so far, to compare with another's: the page of one that is scraped.
@@ -131,20 +165,20 @@ class ExporterConformance:
         exporter.close()
 
     def test_it_takes_every_kind_of_event(self) -> None:
-        exporter = self.make()
+        exporter = self.fed()
         exporter.export(one_of_each())
         exporter.close()
 
     def test_it_takes_events_in_any_order_and_batches_of_any_size(self) -> None:
         rng = random.Random(0)
-        exporter = self.make()
+        exporter = self.fed()
         for size in (0, 1, 50, 1000):
             events = [rng.choice(one_of_each(at_s=1.0 + 0.01 * i)) for i in range(size)]
             exporter.export(events)
         exporter.close()
 
     def test_it_takes_events_of_which_every_number_is_zero(self) -> None:
-        exporter = self.make()
+        exporter = self.fed()
         exporter.export(nothing_happened())
         exporter.export(one_of_each())
         exporter.export(nothing_happened(2.0))
@@ -155,7 +189,7 @@ class ExporterConformance:
 
     def test_other_exporters_get_the_same_batch(self) -> None:
         """A batch is one list for all exporters: each leaves it as it was."""
-        exporter = self.make()
+        exporter = self.fed()
         for events in (one_of_each(), nothing_happened(), one_of_each()[::-1]):
             batch = list(events)
             exporter.export(batch)
@@ -164,17 +198,17 @@ class ExporterConformance:
 
     def test_one_batch_or_many_come_to_the_same(self) -> None:
         events = [*one_of_each(), *nothing_happened(), *one_of_each()]
-        at_once, one_by_one = self.make(), self.make()
+        at_once, one_by_one = self.fed(), self.fed()
         at_once.export(events)
         for event in events:
             one_by_one.export((event,))
         for exporter in (at_once, one_by_one):
             exporter.close()
-        assert self.written(at_once) == self.written(one_by_one)
+        assert self.written(at_once.exporter) == self.written(one_by_one.exporter)
 
     def test_a_page_stays_bounded_whatever_ids_and_reasons_occur(self) -> None:
-        exporter = self.make()
-        if isinstance(exporter, ScrapedExporter):
+        exporter = self.fed()
+        if exporter.is_scraped:
             exporter.export(one_of_each())
             lines = exporter.render().count("\n")
             for i in range(500):
@@ -186,8 +220,8 @@ class ExporterConformance:
 
     def test_a_page_is_prometheus_text_at_any_time(self) -> None:
         """Before the first event, too; each series once."""
-        exporter = self.make()
-        if isinstance(exporter, ScrapedExporter):
+        exporter = self.fed()
+        if exporter.is_scraped:
             for events in (
                 (),
                 nothing_happened(),
@@ -207,20 +241,19 @@ class ExporterConformance:
 
     def test_a_page_that_is_read_again_is_the_same(self) -> None:
         """Anybody may scrape, at any time: counters count from the start, not from the last reader."""
-        exporter = self.make()
-        if isinstance(exporter, ScrapedExporter):
+        exporter = self.fed()
+        if exporter.is_scraped:
             exporter.export(one_of_each())
             first = exporter.render()
             assert exporter.render() == first
-            read, unread = self.make(), self.make()
+            read, unread = self.fed(), self.fed()
             for other in (read, unread):
-                assert isinstance(other, ScrapedExporter)
                 other.export(one_of_each())
                 if other is read:
                     other.render()
                 other.export(one_of_each(2.0))
                 other.close()
-            assert self.written(read) == self.written(unread)
+            assert self.written(read.exporter) == self.written(unread.exporter)
         exporter.close()
 
 

@@ -63,6 +63,6 @@ def engine_command() -> list[CommandProvider]:
             "doctor",
             "engine_plugins.command.doctor.command:COMMAND",
             "say why a running engine is slow, what to change, and what that should bring",
-            finds_with=("--json", "--window", "5"),
+            finds="engine_plugins.command.doctor.page:findings",
         ),
     ]

@@ -1,56 +1,54 @@
-"""A running engine as commands see it: its JSON routes and its metrics."""
+"""A running engine as commands see it: its JSON routes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from engine.contracts.counters import Reading
+from engine.contracts.findings import EngineReader
 from engine.machine import MachineTimes, MachineUse, use
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _LONG_ID = re.compile(r"\S*-[0-9a-f]*([0-9a-f]{8}-\d+)\b")
-_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
-class LiveError(RuntimeError):
+class LiveError(ValueError):
     """The server does not answer as an engine does; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of a Prometheus exposition."""
+    """One value of a metric."""
 
     name: str
     labels: dict[str, str]
     value: float
 
 
-def samples(text: str) -> Iterator[Sample]:
-    """Of a page in Prometheus' text format 0.0.4. Raises :class:`LiveError` at a line that is none."""
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
+def samples_of(readings: Iterable[Reading]) -> Iterator[Sample]:
+    """As Prometheus has them: a histogram is cumulative counts by ``le``, a sum and a count."""
+    for reading in readings:
+        if reading.kind != "histogram":
+            for value, amount in reading.values.items():
+                yield Sample(reading.name, {reading.label: value} if reading.label else {}, amount)
             continue
-        found = _SAMPLE.fullmatch(line)
-        if found is None:
-            raise LiveError(f"/metrics has a line {line[:80]!r}, expected Prometheus' text format")
-        name, labels, value = found.groups()
-        pairs = _LABEL.findall(labels or "")
-        try:
-            number = float(value)
-        except ValueError:
-            raise LiveError(f"/metrics has a line {line[:80]!r}, expected a number at its end") from None
-        yield Sample(name, {key: re.sub(r"\\.", _plain, text) for key, text in pairs}, number)
+        below = 0
+        for bound, count in zip((*reading.bounds, math.inf), reading.counts, strict=True):
+            below += count
+            yield Sample(f"{reading.name}_bucket", {"le": bound_text(bound)}, below)
+        yield Sample(f"{reading.name}_sum", {}, reading.sum)
+        yield Sample(f"{reading.name}_count", {}, below)
 
 
-def _plain(found: re.Match[str]) -> str:
-    return _ESCAPES.get(found[0], found[0])
+def bound_text(bound: float) -> str:
+    """``le`` of a bucket, as pages for Prometheus have it."""
+    return "+Inf" if math.isinf(bound) else f"{bound:.1f}" if bound == int(bound) else repr(bound)
 
 
 def quantile(share: float, buckets: dict[float, float]) -> float:
@@ -82,8 +80,29 @@ def short_ids(text: str) -> str:
     return _LONG_ID.sub(r"\1", text)
 
 
+def readings_in(answer: Any) -> list[Reading]:
+    """Of what ``/engine/counters`` answers. Raises :class:`LiveError`."""
+    try:
+        return msgspec.convert(answer["metrics"], list[Reading])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise LiveError(f"/engine/counters answered something else than counters: {error}") from error
+
+
+async def plan_of(engine: EngineReader) -> Any:
+    """What ``/engine/plan`` answers of an engine that is up. Raises ``ValueError``."""
+    plan = await engine.json("/engine/plan")
+    if isinstance(plan, dict) and plan.get("engine", plan) is None:
+        raise LiveError("the engine is not ready yet: wait for its /ready")
+    return plan
+
+
+async def metrics_of(engine: EngineReader) -> list[Sample]:
+    """What ``/engine/counters`` shows now. Raises ``ValueError``."""
+    return list(samples_of(readings_in(await engine.json("/engine/counters"))))
+
+
 class LiveEngine:
-    """The engine at a URL."""
+    """The engine at a URL: an :class:`~engine.contracts.findings.EngineReader`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, api_key: str | None = None) -> None:
         """``url``: without ``/v1``."""
@@ -97,17 +116,6 @@ class LiveEngine:
             return msgspec.json.decode(await self._get(path))
         except msgspec.DecodeError as error:
             raise LiveError(f"{self.url}{path} answered no JSON: {error}") from error
-
-    async def plan(self) -> Any:
-        """What ``/engine/plan`` answers of an engine that is up. Raises :class:`LiveError`."""
-        plan = await self.json("/engine/plan")
-        if isinstance(plan, dict) and plan.get("engine", plan) is None:
-            raise LiveError(f"the engine at {self.url} is not ready yet: wait for its /ready")
-        return plan
-
-    async def metrics(self) -> list[Sample]:
-        """What ``/metrics`` shows now. Raises :class:`LiveError`."""
-        return list(samples((await self._get("/metrics")).decode("utf-8", "replace")))
 
     async def _get(self, path: str) -> bytes:
         url = self.url + path

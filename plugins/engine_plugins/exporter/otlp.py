@@ -11,15 +11,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.contracts.counters import Metric
 from engine.contracts.events import Event, ProxiedEvent, RequestEvent
 from engine.contracts.provider import BuildContext
 from engine_plugins.exporter.config import OtlpConfig, read_headers
-from engine_plugins.exporter.exposition import Page
+from engine_plugins.exporter.exposition import counted, page
 from engine_plugins.exporter.otlp_spans import Attribute, Spans
 from engine_plugins.exporter.outbox import Outbox
 
 GATHER_S = 1.0
 """Spans of so long leave together."""
+SENT = Metric("counter", "engine_otlp_requests_sent_total", "requests", "Requests whose spans were taken.")
+DROPPED = Metric("counter", "engine_otlp_requests_dropped_total", "requests", "Requests whose spans were not.")
 
 
 class OtlpExporter:
@@ -42,9 +45,7 @@ class OtlpExporter:
             gather_s=GATHER_S,
             refused=rejected_spans,
         )
-        self._page = Page({"model": context.model.name})
-        self._sent = self._page.counter("engine_otlp_requests_sent_total", "Requests whose spans were taken.")
-        self._dropped = self._page.counter("engine_otlp_requests_dropped_total", "Requests whose spans were not.")
+        self._model = context.model.name
 
     def export(self, events: Sequence[Event]) -> None:
         offset_ns = time.time_ns() - time.monotonic_ns()
@@ -53,9 +54,8 @@ class OtlpExporter:
                 self.outbox.put((event, offset_ns))
 
     def render(self) -> str:
-        self._sent.set(self.outbox.sent)
-        self._dropped.set(self.outbox.dropped)
-        return self._page.render()
+        sent, dropped = self.outbox.sent, self.outbox.dropped
+        return page((counted(SENT, sent), counted(DROPPED, dropped)), {"model": self._model})
 
     def close(self) -> None:
         self.outbox.close()

@@ -7,6 +7,9 @@ engine's own metric of the same kind, ``docs/metrics.md`` says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engine.contracts.counters import Metric
 from engine.contracts.events import (
     Event,
     FirstTokenEvent,
@@ -15,7 +18,7 @@ from engine.contracts.events import (
     StepEvent,
     TokensEvent,
 )
-from engine_plugins.exporter.exposition import Histogram, Page
+from engine.counters.metrics import Histogram, Metrics, Scalar
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -35,29 +38,36 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 class VllmMetrics:
-    """``vllm:*``, labelled ``model_name`` and ``engine``."""
+    """``vllm:*``."""
 
-    def __init__(self, model: str, block_size: int) -> None:
-        page = self.page = Page({"model_name": model, "engine": "0"})
-        self.running = page.gauge("vllm:num_requests_running", "Requests in execution.")
-        self.waiting = page.gauge("vllm:num_requests_waiting", "Requests waiting to be admitted.")
-        self.kv_used = page.gauge("vllm:kv_cache_usage_perc", "KV cache usage, 1 means full.")
-        page.gauge("vllm:cache_config_info", "KV cache settings.", "block_size", (str(block_size),)).set(
-            1, str(block_size)
-        )
-        self.preemptions = page.counter("vllm:num_preemptions_total", "Preemptions.")
-        self.prompt = page.counter("vllm:prompt_tokens_total", "Prompt tokens processed.")
-        self.generation = page.counter("vllm:generation_tokens_total", "Tokens generated.")
-        self.success = page.counter("vllm:request_success_total", "Requests ended.", "finished_reason", FINISH_REASONS)
-        self.queries = page.counter("vllm:prefix_cache_queries_total", "Prefix cache lookups, in tokens.")
-        self.hits = page.counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.")
-        self.drafted = page.counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.")
-        self.accepted = page.counter("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")
-        self._histograms(page)
+    def __init__(self, block_size: int) -> None:
+        self._metrics = Metrics()
+        self.readings = self._metrics.readings
+        gauge, counter = self._gauge, self._counter
+        self.running = gauge("vllm:num_requests_running", "Requests in execution.")
+        self.waiting = gauge("vllm:num_requests_waiting", "Requests waiting to be admitted.")
+        self.kv_used = gauge("vllm:kv_cache_usage_perc", "KV cache usage, 1 means full.")
+        gauge("vllm:cache_config_info", "KV cache settings.", "block_size", (str(block_size),)).set(1, str(block_size))
+        self.preemptions = counter("vllm:num_preemptions_total", "Preemptions.")
+        self.prompt = counter("vllm:prompt_tokens_total", "Prompt tokens processed.")
+        self.generation = counter("vllm:generation_tokens_total", "Tokens generated.")
+        self.success = counter("vllm:request_success_total", "Requests ended.", "finished_reason", FINISH_REASONS)
+        self.queries = counter("vllm:prefix_cache_queries_total", "Prefix cache lookups, in tokens.")
+        self.hits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.")
+        self.drafted = counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.")
+        self.accepted = counter("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")
+        self._histograms()
 
-    def _histograms(self, page: Page) -> None:
+    def _gauge(self, name: str, help: str, label: str = "", values: Sequence[str] = ("",)) -> Scalar:
+        return self._metrics.scalar(Metric("gauge", name, "", help, label), values)
+
+    def _counter(self, name: str, help: str, label: str = "", values: Sequence[str] = ("",)) -> Scalar:
+        return self._metrics.scalar(Metric("counter", name, "", help, label), values)
+
+    def _histograms(self) -> None:
         def histogram(name: str, bounds: tuple[float, ...]) -> Histogram:
-            return page.histogram(f"vllm:{name}", f"{name.replace('_', ' ').capitalize()}.", bounds)
+            help = f"{name.replace('_', ' ').capitalize()}."
+            return self._metrics.histogram(Metric("histogram", f"vllm:{name}", "", help, bounds=bounds))
 
         self.ttft = histogram("time_to_first_token_seconds", TTFT)
         self.itl = histogram("inter_token_latency_seconds", ITL)

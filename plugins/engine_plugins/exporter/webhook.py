@@ -9,25 +9,27 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import Event
 from engine.contracts.provider import BuildContext
 from engine_plugins.command.alerts.evaluation import FIRING, Evaluator, Finding
 from engine_plugins.command.alerts.history import History, scrape_of
 from engine_plugins.command.alerts.rules import RuleOptions, names, rules
-from engine_plugins.command.live import samples
+from engine_plugins.command.live import samples_of
 from engine_plugins.exporter.config import WebhookConfig, read_headers
-from engine_plugins.exporter.exposition import Page
+from engine_plugins.exporter.exposition import counted, page
 from engine_plugins.exporter.outbox import Outbox
-from engine_plugins.exporter.prometheus import EngineMetrics
 
 NEVER_ENDED = "0001-01-01T00:00:00Z"
 """``endsAt`` of an alert that still fires."""
+SENT = Metric("counter", "engine_webhook_sent_total", "notifications", "Notifications that were taken.")
+DROPPED = Metric("counter", "engine_webhook_dropped_total", "notifications", "Notifications that were not.")
 
 
 class WebhookExporter:
@@ -37,31 +39,27 @@ class WebhookExporter:
         server = context.settings.server
         self._labels = {"model": context.model.name, "instance": f"{server.host}:{server.port}"}
         table = rules(RuleOptions(config.slo, config.objective, config.rag))
-        self._metrics = EngineMetrics(context.model.name, context.max_draft_tokens)
+        self._readings: Callable[[], Sequence[Reading]] = tuple
         self._names = names(table)
         self._history, self._evaluator = History(), Evaluator(table)
         self._firing: dict[str, dict[str, Any]] = {}
         self._every_s, self._repeat_s, self._told_s = config.every_s, config.repeat_s, 0.0
         headers = read_headers("exporter.webhook.headers_file", config.headers_file)
         self.outbox = Outbox(config.url, self._body, headers=headers, timeout_s=config.timeout_s)
-        self._page = Page({"model": context.model.name})
-        self._sent = self._page.counter("engine_webhook_sent_total", "Notifications that were taken.")
-        self._dropped = self._page.counter("engine_webhook_dropped_total", "Notifications that were not.")
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._closed = threading.Event()
         self._timer: threading.Thread | None = None
 
+    def watch(self, readings: Callable[[], Sequence[Reading]]) -> None:
+        self._readings = readings
+
     def export(self, events: Sequence[Event]) -> None:
-        with self._lock:
-            for event in events:
-                self._metrics.on(event)
         if self._timer is None:
             self._timer = threading.Thread(target=self._run, name="webhook", daemon=True)
             self._timer.start()
 
     def render(self) -> str:
-        self._sent.set(self.outbox.sent)
-        self._dropped.set(self.outbox.dropped)
-        return self._page.render()
+        sent, dropped = self.outbox.sent, self.outbox.dropped
+        return page((counted(SENT, sent), counted(DROPPED, dropped)), {"model": self._labels["model"]})
 
     def close(self) -> None:
         self._closed.set()
@@ -75,10 +73,7 @@ class WebhookExporter:
 
     def evaluate(self, at_s: float, unix_s: float) -> None:
         """Tell what began or ceased to fire, and what still does, once in a while."""
-        with self._lock:
-            page = self._metrics.page.render()
-        wanted = "\n".join(line for line in page.splitlines() if line.startswith(tuple(self._names)))
-        self._history.add(at_s, scrape_of(samples(wanted), self._names))
+        self._history.add(at_s, scrape_of(samples_of(self._readings()), self._names))
         found = [each for each in self._evaluator.evaluate(self._history) if each.state == FIRING]
         firing = {(alert := self._alert(each, unix_s - at_s))["fingerprint"]: alert for each in found}
         ended = [alert for name, alert in self._firing.items() if name not in firing]

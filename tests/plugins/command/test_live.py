@@ -3,18 +3,29 @@
 import math
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from engine_plugins.command.live import LiveError, Sample, quantile, samples
+from engine.counters.engine import EngineCounters
+from engine.testing.context import build_context
+from engine.testing.exporter import Fed, one_of_each
+from engine_plugins.command.live import LiveError, quantile, readings_in, samples_of
+from engine_plugins.exporter.config import PrometheusConfig
+from engine_plugins.exporter.prometheus import PrometheusExporter
 
 
-def test_a_page_of_metrics_is_read_back():
-    page = '# HELP a x\n# TYPE a counter\na{model="m \\"1\\"",le="+Inf"} 3 1700000000\nb 0.5\n'
-    assert list(samples(page)) == [Sample("a", {"model": 'm "1"', "le": "+Inf"}, 3.0), Sample("b", {}, 0.5)]
+def test_samples_of_counters_are_those_of_a_page_for_prometheus():
+    counters = EngineCounters(4)
+    counters.add(one_of_each())
+    page = Fed(PrometheusExporter(PrometheusConfig(), build_context()), 4)
+    page.export(one_of_each())
+    written = [sample for family in text_string_to_metric_families(page.render()) for sample in family.samples]
+    texts = [(each.name, each.labels.items() - {("model", build_context().model.name)}, each.value) for each in written]
+    assert [(each.name, each.labels.items(), each.value) for each in samples_of(counters.readings())] == texts
 
 
-def test_a_page_that_is_none_is_refused():
-    with pytest.raises(LiveError, match="expected Prometheus' text format"):
-        list(samples("<html>"))
+def test_what_are_no_counters_is_refused():
+    with pytest.raises(LiveError, match="something else than counters"):
+        readings_in({"metrics": [{"name": 1}]})
 
 
 def test_quantiles_of_a_histogram_are_those_of_prometheus():

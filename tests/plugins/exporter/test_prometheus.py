@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.contracts.counters import Metric
 from engine.contracts.events import (
     DroppedEvent,
     FirstTokenEvent,
@@ -14,11 +15,13 @@ from engine.contracts.events import (
     TokensEvent,
 )
 from engine.contracts.provider import BuildContext
+from engine.counters.declared import SECONDS
+from engine.counters.metrics import Histogram, Metrics
 from engine.testing.context import build_context
-from engine.testing.exporter import ExporterConformance, one_of_each, request_event, step_event
+from engine.testing.exporter import ExporterConformance, Fed, one_of_each, request_event, step_event
 from engine_plugins.exporter.config import PrometheusConfig
-from engine_plugins.exporter.exposition import Histogram, Page
-from engine_plugins.exporter.prometheus import SECONDS, PrometheusExporter
+from engine_plugins.exporter.exposition import page
+from engine_plugins.exporter.prometheus import PrometheusExporter
 
 
 def context(name: str = "m") -> BuildContext:
@@ -26,18 +29,22 @@ def context(name: str = "m") -> BuildContext:
     return replace(base, model=replace(base.model, name=name))
 
 
-def make(compat: str = "none", name: str = "m") -> PrometheusExporter:
+def plain(compat: str = "none", name: str = "m") -> PrometheusExporter:
     return PrometheusExporter(PrometheusConfig(compat=compat), context(name))
 
 
-def families(exporter: PrometheusExporter) -> dict:
+def make(compat: str = "none", name: str = "m", drafts: int = 4) -> Fed:
+    return Fed(plain(compat, name), drafts)
+
+
+def families(exporter: Fed) -> dict:
     found = list(text_string_to_metric_families(exporter.render()))
     names = [family.name for family in found]
     assert len(names) == len(set(names)), "a family occurs twice"
     return {family.name: family for family in found}
 
 
-def value(exporter: PrometheusExporter, sample: str, **labels: str) -> float:
+def value(exporter: Fed, sample: str, **labels: str) -> float:
     """The one sample of that name whose labels contain the given ones."""
     matches = [
         s.value
@@ -51,12 +58,12 @@ def value(exporter: PrometheusExporter, sample: str, **labels: str) -> float:
 
 class TestConformance(ExporterConformance):
     def make(self) -> PrometheusExporter:
-        return make()
+        return plain()
 
 
 class TestConformanceWithVllmNames(ExporterConformance):
     def make(self) -> PrometheusExporter:
-        return make("vllm")
+        return plain("vllm")
 
 
 def test_every_family_has_a_type_a_help_text_and_the_model_label():
@@ -144,7 +151,7 @@ def test_drafts_are_counted_by_their_position():
 
 
 def test_an_engine_without_drafts_has_no_positions():
-    exporter = PrometheusExporter(PrometheusConfig(), replace(context(), max_draft_tokens=0))
+    exporter = make(drafts=0)
     exporter.export(one_of_each())
     assert families(exporter)["engine_draft_tokens_tried_per_position"].samples == []
 
@@ -204,18 +211,18 @@ def test_a_model_name_cannot_break_the_page():
 
 
 def test_large_counters_stay_exact():
-    page = Page({})
-    page.counter("c_total", "C.").add(2**52 + 1)
-    (family,) = text_string_to_metric_families(page.render())
+    metrics = Metrics()
+    metrics.scalar(Metric("counter", "c_total", "1", "C.")).add(2**52 + 1)
+    (family,) = text_string_to_metric_families(page(metrics.readings(), {}))
     assert family.samples[0].value == 2**52 + 1
 
 
 def test_a_weighted_observation_equals_that_many_single_ones():
-    once, many = (Histogram("h", "H.", (1.0, 2.0)) for _ in range(2))
+    once, many = (Histogram(Metric("histogram", "h", "s", "H.", bounds=(1.0, 2.0))) for _ in range(2))
     once.observe(1.5, weight=3)
     for _ in range(3):
         many.observe(1.5)
-    assert list(once.lines("")) == list(many.lines(""))
+    assert once.reading() == many.reading()
 
 
 def test_an_unknown_compat_is_refused_with_the_choices():

@@ -9,7 +9,7 @@ import pytest
 
 from engine.contracts.events import DroppedEvent
 from engine.testing.context import build_context
-from engine.testing.exporter import ExporterConformance, step_event
+from engine.testing.exporter import ExporterConformance, Fed, step_event
 from engine_plugins.exporter.config import WebhookConfig
 from engine_plugins.exporter.webhook import WebhookExporter
 
@@ -19,14 +19,25 @@ START_S = 1_700_000_000.0
 FULL, FREE = step_event(kv_used=0.95, waiting=3), step_event(kv_used=0.5, waiting=0)
 
 
-def make(url: str, **config: Any) -> WebhookExporter:
+class Alerting(Fed):
+    exporter: WebhookExporter
+
+    def evaluate(self, at_s: float, unix_s: float) -> None:
+        self.exporter.evaluate(at_s, unix_s)
+
+
+def plain(url: str, **config: Any) -> WebhookExporter:
     """Its own clock does not tick during a test."""
     return WebhookExporter(WebhookConfig(url=url, every_s=3600.0, **config), build_context())
 
 
+def make(url: str, **config: Any) -> Alerting:
+    return Alerting(plain(url, **config))
+
+
 class TestConformance(ExporterConformance):
     def make(self) -> WebhookExporter:
-        return make("http://127.0.0.1:9")
+        return plain("http://127.0.0.1:9")
 
 
 def test_an_alert_is_told_when_it_begins_and_when_it_ends():

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from engine.http.bodies import json_response
 from engine.http.preparing import state_of
+from engine.http.state import ServerState
 
 
 async def latency(http: web.Request) -> web.StreamResponse:
     """The summary of :class:`engine.service.latency.RollingLatency`, and whether any event was lost."""
-    state = state_of(http)
+    return json_response(await read_latency(state_of(http)))
+
+
+async def read_latency(state: ServerState) -> dict[str, Any]:
     summary = await state.read_exporters(state.latency.summary)
     events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
-    return json_response({**summary, "events": events})
+    return {**summary, "events": events}

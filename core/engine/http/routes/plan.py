@@ -9,14 +9,18 @@ from aiohttp import web
 
 from engine.http.bodies import json_response
 from engine.http.preparing import state_of
+from engine.http.state import ServerState
 
 SECRET = "***"
 _SECRET_WORDS = ("api_key", "password", "secret", "credential", "access_token", "auth_token")
 
 
 async def plan(http: web.Request) -> web.StreamResponse:
-    state = state_of(http)
-    return json_response({"plan": redacted(msgspec.to_builtins(state.plan)), "engine": state.client.info})
+    return json_response(read_plan(state_of(http)))
+
+
+def read_plan(state: ServerState) -> dict[str, Any]:
+    return {"plan": redacted(msgspec.to_builtins(state.plan)), "engine": state.client.info}
 
 
 def redacted(value: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -21,12 +23,14 @@ DEFAULT_COUNT = 32
 async def recent_requests(http: web.Request) -> web.StreamResponse:
     """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
     what is inside of spans, and how long ago each ended; ``?count=N`` of them."""
-    state = state_of(http)
-    asked = http.query.get("count", str(DEFAULT_COUNT))
+    return json_response(await read_recent(state_of(http), http.query.get("count", str(DEFAULT_COUNT))))
+
+
+async def read_recent(state: ServerState, asked: str) -> dict[str, Any]:
     if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
         raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
     found = await state.read_exporters(lambda: [_brief(each) for each in state.waterfalls.recent(int(asked))])
-    return json_response({"requests": found})
+    return {"requests": found}
 
 
 async def one_request(http: web.Request) -> web.StreamResponse:
@@ -37,14 +41,22 @@ async def one_request(http: web.Request) -> web.StreamResponse:
     if form not in ("json", "chrome"):
         raise bad_request(f"format={form[:16]!r}: expected json or chrome.", "format")
 
+    if form == "chrome":
+        trace = partial(chrome_trace, await _found(state, name), state.waterfalls.steps)
+        return json_response(await state.read_exporters(trace))
+    return json_response(await read_request(state, name))
+
+
+async def read_request(state: ServerState, name: str) -> dict[str, Any]:
+    return {"sequences": [each.plain() | _prefix(state, each.request) for each in await _found(state, name)]}
+
+
+async def _found(state: ServerState, name: str) -> Sequence[Waterfall]:
     found = await state.read_exporters(lambda: state.waterfalls.find(name))
     if not found:
         message = f"No request of this id is among the last {MAX_REQUESTS} that ended."
         raise ApiError(404, message, code="request_not_found")
-    if form == "chrome":
-        trace = partial(chrome_trace, found, state.waterfalls.steps)
-        return json_response(await state.read_exporters(trace))
-    return json_response({"sequences": [each.plain() | _prefix(state, each.request) for each in found]})
+    return found
 
 
 def _brief(waterfall: Waterfall) -> dict[str, object]:

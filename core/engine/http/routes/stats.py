@@ -9,9 +9,14 @@ from msgspec.structs import replace
 
 from engine.http.bodies import json_response
 from engine.http.preparing import state_of
+from engine.http.state import ServerState
+from engine.loop.messages import EngineStats
 
 
 async def stats(http: web.Request) -> web.StreamResponse:
-    state = state_of(http)
+    return json_response(await read_stats(state_of(http)))
+
+
+async def read_stats(state: ServerState) -> EngineStats | None:
     machine = await asyncio.to_thread(state.machine.read)
-    return json_response(replace(state.client.stats, machine=machine))
+    return replace(state.client.stats, machine=machine)

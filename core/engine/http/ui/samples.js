@@ -1,6 +1,6 @@
 // What the engine said of itself over time: one sample a second, as columns.
 
-import { getJson, getText } from "./api.js";
+import { getJson } from "./api.js";
 
 export const MOST = 20_000;
 const TRIM = 1000;
@@ -33,7 +33,6 @@ export class Sampler {
   constructor() {
     this.before = null;
     this.latency = null;
-    this.hasMetrics = true;
   }
 
   /** Throws where the engine does not answer. */
@@ -60,21 +59,14 @@ export class Sampler {
     return sample;
   }
 
-  /** Tokens so far, from /metrics; null where no exporter has it. */
+  /** Tokens so far, from /engine/counters. */
   async counts() {
-    if (!this.hasMetrics) return null;
-    try {
-      const page = await getText("metrics");
-      const sum = (name, labels = "") =>
-        [...page.matchAll(new RegExp(`^${name}\\{[^}]*${labels}[^}]*\\} (\\S+)$`, "gm"))].reduce((all, [, value]) => all + Number(value), 0);
-      return {
-        output: sum("engine_ttft_seconds_count") + sum("engine_itl_seconds_count"),
-        prompt: sum("engine_step_tokens_total", 'kind="prefill"'),
-      };
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      this.hasMetrics = false;
-      return null;
-    }
+    const { metrics } = await getJson("engine/counters");
+    const named = Object.fromEntries(metrics.map((metric) => [metric.name, metric]));
+    const observed = (name) => named[name].counts.reduce((all, count) => all + count, 0);
+    return {
+      output: observed("engine_ttft_seconds") + observed("engine_itl_seconds"),
+      prompt: named["engine_step_tokens_total"].values.prefill,
+    };
   }
 }

@@ -19,7 +19,7 @@ from engine_plugins.command.alerts.evaluation import Evaluator, Finding
 from engine_plugins.command.alerts.history import History, Scrape, scrape_of
 from engine_plugins.command.alerts.rules import Rule, RuleOptions, names, rules
 from engine_plugins.command.alerts.rules_file import rules_file
-from engine_plugins.command.live import LiveEngine, LiveError
+from engine_plugins.command.live import LiveEngine, LiveError, metrics_of
 
 FIRES = 3
 """Exit code: something is wrong."""
@@ -70,7 +70,7 @@ async def _scrapes(flags: argparse.Namespace, metrics: Collection[str]) -> Async
         while True:
             at_s = time.monotonic()
             try:
-                yield at_s, {"up": 1.0, **scrape_of(await engine.metrics(), metrics)}
+                yield at_s, {"up": 1.0, **scrape_of(await metrics_of(engine), metrics)}
                 said = ""
             except LiveError as error:
                 if str(error) != said:

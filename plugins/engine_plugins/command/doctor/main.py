@@ -81,10 +81,10 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
             estimate = asyncio.run(verify(finding, found, options, line.update))
         entry = ledger.entry_of(finding, found, estimate)
         ledger.append(file, entry)
-    except ValueError as error:
-        return complain(error, USAGE)
     except (Refused, ProbeError, LiveError, OSError) as error:
         return complain(error, FAILED)
+    except ValueError as error:
+        return complain(error, USAGE)
     except KeyboardInterrupt:
         return complain("interrupted; nothing was verified", INTERRUPTED)
     print("\n".join(ledger.score([entry])), file=sys.stderr if flags.json else sys.stdout)

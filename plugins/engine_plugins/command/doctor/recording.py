@@ -8,9 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from engine.contracts.findings import EngineReader
 from engine_plugins.command.doctor.evidence import Evidence, Figures, engine_of
 from engine_plugins.command.doctor.figures import Look, Seen, Series, figures_of, look_of, series_of
-from engine_plugins.command.live import LiveEngine, LiveError, machine_between
+from engine_plugins.command.live import LiveError, machine_between, metrics_of, plan_of
 
 WINDOWS = 3
 LOOKS = 25
@@ -18,13 +19,13 @@ LOOKS = 25
 MOST_REQUESTS, MOST_DETAILS = 1000, 24
 
 
-async def record(engine: LiveEngine, window_s: float, say: Callable[[str], None] = lambda text: None) -> Evidence:
-    """Takes :data:`WINDOWS` times ``window_s``. Raises :class:`LiveError`."""
-    plan = await engine.plan()
+async def record(engine: EngineReader, window_s: float, say: Callable[[str], None] = lambda text: None) -> Evidence:
+    """Takes :data:`WINDOWS` times ``window_s``. Raises ``ValueError``."""
+    plan = await plan_of(engine)
     try:
         facts = engine_of(plan)
     except (KeyError, TypeError, IndexError) as error:
-        raise LiveError(f"{engine.url}/engine/plan lacks {error}: expected an engine of this version") from error
+        raise LiveError(f"/engine/plan lacks {error}: expected an engine of this version") from error
     windows: list[Figures] = []
     before = await reading(engine)
     for number in range(WINDOWS):
@@ -43,14 +44,16 @@ class Reading:
     series: Series
 
 
-async def reading(engine: LiveEngine) -> Reading:
-    """Raises :class:`LiveError`."""
-    return Reading(time.monotonic(), series_of(await engine.metrics()))
+async def reading(engine: EngineReader) -> Reading:
+    """Raises ``ValueError``."""
+    return Reading(time.monotonic(), series_of(await metrics_of(engine)))
 
 
-async def watch(engine: LiveEngine, before: Reading, work: Awaitable[object], look_s: float) -> tuple[Figures, Reading]:
+async def watch(
+    engine: EngineReader, before: Reading, work: Awaitable[object], look_s: float
+) -> tuple[Figures, Reading]:
     """Figures from ``before`` until ``work`` ends, with a look at the queue every ``look_s`` seconds meanwhile; and the
-    reading at the end. Raises :class:`LiveError`."""
+    reading at the end. Raises ``ValueError``."""
     looks: list[Look] = []
     cost = None
     first = last = await engine.json("/engine/stats") or {}
@@ -70,7 +73,7 @@ async def watch(engine: LiveEngine, before: Reading, work: Awaitable[object], lo
     requests = [each for each in listed if each["ended_s_ago"] <= seconds]
     details = []
     for each in requests[:: max(1, len(requests) // MOST_DETAILS)][:MOST_DETAILS]:
-        with contextlib.suppress(LiveError):  # no longer kept
+        with contextlib.suppress(ValueError):  # no longer kept
             details += (await engine.json(f"/engine/requests/{each['request_id']}"))["sequences"]
     machine = machine_between(first, last)
     return figures_of(Seen(seconds, before.series, after.series, looks, requests, details, cost, machine)), after

@@ -49,10 +49,10 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
         return complain(f"the engine of the baseline does not start:\n{error}", USAGE)
-    except ValueError as error:
-        return complain(error, USAGE)
     except (ProbeError, LiveError, RuntimeError, OSError) as error:
         status = complain(error, FAILED)
+    except ValueError as error:
+        return complain(error, USAGE)
     except KeyboardInterrupt:
         further = f"continue with --resume {file}" if file else "nothing was saved: --json FILE saves every pair"
         status = complain(f"interrupted; {further}", INTERRUPTED)

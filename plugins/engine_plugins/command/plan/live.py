@@ -18,7 +18,7 @@ from rich.table import Table
 
 from engine.contracts.command import FAILED, OK
 from engine.native.folder import unusable, user_folder
-from engine_plugins.command.live import LiveEngine, LiveError
+from engine_plugins.command.live import LiveEngine, LiveError, plan_of
 from engine_plugins.command.plan.planning import Answer
 from engine_plugins.command.plan.report import show, steps_of
 
@@ -58,7 +58,7 @@ async def observed(url: str, api_key: str | None) -> tuple[Any, Any]:
     """What ``/engine/plan`` and ``/engine/latency`` answer. Raises :class:`LiveError`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         engine = LiveEngine(session, url, api_key)
-        return await engine.plan(), await engine.json("/engine/latency")
+        return await plan_of(engine), await engine.json("/engine/latency")
 
 
 def scores(answer: Answer, plan: Any, latency: Any) -> list[Scored]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from engine_plugins.command.live import LiveEngine, Sample
+from engine.contracts.findings import EngineReader
+from engine_plugins.command.live import Sample, metrics_of, plan_of
 
 REQUESTS = 32
 """That ended last, of which the slowest are shown."""
@@ -44,13 +45,13 @@ class Poll:
     counters: dict[str, float]
 
 
-async def poll(engine: LiveEngine) -> Poll:
+async def poll(engine: EngineReader) -> Poll:
     """Raises :class:`LiveError`."""
     stats, latency, requests, metrics = await asyncio.gather(
         engine.json("/engine/stats"),
         engine.json("/engine/latency"),
         engine.json(f"/engine/requests?count={REQUESTS}"),
-        engine.metrics(),
+        metrics_of(engine),
     )
     return Poll(time.monotonic(), stats or {}, latency, requests["requests"], counters_of(metrics))
 
@@ -64,8 +65,8 @@ def counters_of(metrics: Iterable[Sample]) -> dict[str, float]:
     return {key: sum(totals.get(name, 0.0) for name in names) for key, names in COUNTERS.items()}
 
 
-async def about(engine: LiveEngine) -> tuple[str, str]:
+async def about(engine: EngineReader) -> tuple[str, str]:
     """The model's name, and what it runs on. Raises :class:`LiveError`, also for an engine that is not ready yet."""
-    plan = (await engine.plan())["plan"]
+    plan = (await plan_of(engine))["plan"]
     chosen = (f"{slot}={plan['slots'][slot][0]['name']}" for slot in ("quantizer", "drafter") if slot in plan["slots"])
     return plan["model"]["name"], ", ".join((plan["device"]["name"], plan["dtype"], *chosen))

@@ -1,4 +1,4 @@
-"""``engine alerts``, against a server's page of metrics."""
+"""``engine alerts``, against a server's counters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 import yaml
 
 from engine.cli.main import main
-from engine.testing.context import build_context
+from engine.counters.engine import EngineCounters
 from engine.testing.exporter import step_event
 from engine_plugins.command.alerts import main as alerts_main
 from engine_plugins.command.alerts.history import Scrape
-from engine_plugins.exporter.config import PrometheusConfig
-from engine_plugins.exporter.prometheus import PrometheusExporter
 
 QUICK = ["--seconds", "0.3", "--every", "0.1"]
 
@@ -24,7 +23,7 @@ class Page(BaseHTTPRequestHandler):
     text = b""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/metrics" else 404)
+        self.send_response(200 if self.path == "/engine/counters" else 404)
         self.send_header("Content-Length", str(len(self.text)))
         self.end_headers()
         self.wfile.write(self.text)
@@ -44,9 +43,9 @@ def url() -> Iterator[str]:
 
 
 def page(**changes: float) -> bytes:
-    exporter = PrometheusExporter(PrometheusConfig(), build_context())
-    exporter.export([step_event(**changes)])
-    return exporter.render().encode()
+    counters = EngineCounters(4)
+    counters.add([step_event(**changes)])
+    return msgspec.json.encode({"metrics": counters.readings()})
 
 
 def test_an_engine_that_is_well_ends_in_success(url, monkeypatch, capsys):
@@ -66,7 +65,7 @@ def test_a_full_cache_is_said_with_its_value_and_in_the_exit_status(url, monkeyp
 def test_a_server_that_is_away_fires_and_says_why_once(capsys):
     assert main(["alerts", "--url", "http://127.0.0.1:9", *QUICK]) == 3
     shown = capsys.readouterr()
-    assert shown.err.count("\n") == 1 and "http://127.0.0.1:9/metrics" in shown.err
+    assert shown.err.count("\n") == 1 and "http://127.0.0.1:9/engine/counters" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines() if "firing" in line] == ["EngineUnreachable"]
 
 

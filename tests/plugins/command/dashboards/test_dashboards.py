@@ -7,15 +7,16 @@ import re
 from itertools import combinations
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cli.main import main
+from engine.counters.declared import SECONDS
 from engine.testing.context import build_context
-from engine.testing.exporter import one_of_each, step_event
+from engine.testing.exporter import Fed, one_of_each, step_event
 from engine_plugins.command.dashboards.boards import DASHBOARDS, TTFT_LIMITS
 from engine_plugins.command.dashboards.model import COLUMNS, SCHEMA, SELECTED
-from engine_plugins.command.live import samples
 from engine_plugins.exporter.config import PrometheusConfig
-from engine_plugins.exporter.prometheus import SECONDS, PrometheusExporter
+from engine_plugins.exporter.prometheus import PrometheusExporter
 
 QUERIES = [query for board in DASHBOARDS for panel in board.panels() for query in panel.queries]
 METRIC = re.compile(r"\b(engine_\w+)\{([^}]*)\}")
@@ -24,10 +25,10 @@ each_board = pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: boar
 
 def exported() -> dict[str, dict[str, set[str]]]:
     """Of every metric, its labels and their values."""
-    exporter = PrometheusExporter(PrometheusConfig(), build_context())
+    exporter = Fed(PrometheusExporter(PrometheusConfig(), build_context()))
     exporter.export([*one_of_each(), step_event(kv_groups_used=(("full", 0.5),))])
     found: dict[str, dict[str, set[str]]] = {}
-    for sample in samples(exporter.render()):
+    for sample in (each for family in text_string_to_metric_families(exporter.render()) for each in family.samples):
         for label, value in sample.labels.items():
             found.setdefault(sample.name, {}).setdefault(label, set()).add(value)
     return found

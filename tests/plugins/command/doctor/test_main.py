@@ -11,7 +11,7 @@ from tests.plugins.command.conftest import Served
 from tests.plugins.command.doctor.cases import RECORDED, recorded, slow
 
 from engine.cli.main import main
-from engine.http.finders import Printed
+from engine.contracts.findings import Findings
 from engine_plugins.command.doctor.evidence import write
 from engine_plugins.command.doctor.rules import RULES
 
@@ -37,7 +37,7 @@ def test_json_has_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0.0 < low < high < 1.0
     assert first["replaces"] == [f"scheduler.max_requests={recorded('too_few_rows').engine.settings[MAX_REQUESTS]}"]
     assert set(found["meanings"]) <= set(first["evidence"])
-    read = msgspec.convert(found, Printed).findings[0]  # by the engine's page
+    read = msgspec.convert(found, Findings).findings[0]  # by the engine's page
     assert [read.overrides, read.replaces, read.predicts] == [first[key] for key in PRINTED]
 
 

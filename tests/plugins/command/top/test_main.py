@@ -11,25 +11,25 @@ from tests.http.fakes import chat, running
 from tests.service.fakes import in_loop
 
 from engine.cli.main import main
-from engine.testing.context import build_context
-from engine_plugins.command.live import LiveEngine, LiveError, samples
+from engine.counters.engine import EngineCounters
+from engine_plugins.command.live import LiveEngine, LiveError, Sample, samples_of
 from engine_plugins.command.top.main import Watch, keys
 from engine_plugins.command.top.poll import COUNTERS, counters_of
-from engine_plugins.exporter.config import PrometheusConfig
-from engine_plugins.exporter.prometheus import PrometheusExporter
 
 
-def test_every_metric_that_is_read_is_one_that_the_exporter_writes():
-    page = list(samples(PrometheusExporter(PrometheusConfig(), build_context()).render()))
+def test_every_metric_that_is_read_is_one_that_is_kept():
+    page = list(samples_of(EngineCounters(4).readings()))
     written = {sample.name for sample in page} | {f"{s.name}{{kind={s.labels.get('kind')}}}" for s in page}
     assert {name for names in COUNTERS.values() for name in names} <= written
 
 
 def test_counters_add_up_labels():
-    text = 'engine_requests_total{finish_reason="stop"} 3\nengine_requests_total{finish_reason="abort"} 1\n'
-    text += 'engine_step_tokens_total{kind="prefill"} 7\nengine_step_tokens_total{kind="decode"} 5\n'
-    text += "engine_ttft_seconds_count 2\nengine_itl_seconds_count 40\n"
-    counted = counters_of(samples(text))
+    counted = counters_of([
+        Sample("engine_requests_total", {"finish_reason": "stop"}, 3),
+        Sample("engine_requests_total", {"finish_reason": "abort"}, 1),
+        *(Sample("engine_step_tokens_total", {"kind": kind}, count) for kind, count in (("prefill", 7), ("decode", 5))),
+        Sample("engine_ttft_seconds_count", {}, 2), Sample("engine_itl_seconds_count", {}, 40),
+    ])  # fmt: skip
     assert (counted["requests"], counted["prefill_tokens"], counted["output_tokens"]) == (4, 7, 42)
 
 

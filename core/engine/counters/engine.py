@@ -1,0 +1,120 @@
+"""The engine's counters, kept from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.contracts.counters import Metric, Reading
+from engine.contracts.events import (
+    DroppedEvent,
+    Event,
+    FirstTokenEvent,
+    PrefixCacheEvent,
+    RejectedEvent,
+    RequestEvent,
+    StepEvent,
+    TokensEvent,
+)
+from engine.counters import declared
+from engine.counters.metrics import Histogram, Metrics, Scalar
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+STATUSES = ("400", "401", "403", "404", "408", "413", "429", "500", "502", "503", "other")
+
+
+class EngineCounters:
+    """All of :mod:`engine.counters.declared`, of one engine. Fed and read by one thread, that of the event bus."""
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        """``max_draft_tokens``: drafts of one request in one step that there are counters for."""
+        self._metrics = metrics = Metrics()
+        positions = [str(1 + at) for at in range(max_draft_tokens)]
+        labels: dict[str, Sequence[str]] = {
+            declared.KV_GROUP_USED.name: (),  # groups are the model's: they show with the first step
+            declared.TRIED.name: positions,
+            declared.ACCEPTED_AT.name: positions,
+            declared.FINISHED.name: FINISH_REASONS,
+            declared.STEP_TOKENS.name: ("prefill", "decode"),
+            declared.REJECTED.name: STATUSES,
+        }
+        self._histograms: dict[str, Histogram] = {}
+        self._scalars: dict[str, Scalar] = {}
+        for metric in declared.METRICS:
+            if metric.kind == "histogram":
+                self._histograms[metric.name] = metrics.histogram(metric)
+            else:
+                self._scalars[metric.name] = metrics.scalar(metric, labels.get(metric.name, ("",)))
+        self._itl = self._histograms[declared.ITL.name]
+
+    def readings(self) -> list[Reading]:
+        return self._metrics.readings()
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case TokensEvent():
+                    self._itl.observe(event.itl_ms / 1e3, event.num_tokens)
+                case StepEvent():
+                    self._on_step(event)
+                case FirstTokenEvent():
+                    self._observe_ms(declared.TTFT, event.ttft_ms)
+                case RequestEvent():
+                    self._on_request(event)
+                case PrefixCacheEvent():
+                    self._add(declared.QUERIES, event.queries)
+                    self._add(declared.HITS, event.hits)
+                case RejectedEvent():
+                    status = str(event.status)
+                    self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
+                case DroppedEvent():
+                    self._add(declared.DROPPED, event.num_events)
+
+    def _on_step(self, event: StepEvent) -> None:
+        self._observe_ms(declared.STEP, event.duration_ms)
+        self._observe_ms(declared.STEP_HOST, event.host_ms)
+        self._observe_ms(declared.STEP_GAP, event.gap_ms)
+        self._observe_ms(declared.STEP_DEVICE, event.device_ms)
+        self._histograms[declared.STEP_REQUESTS.name].observe(event.num_requests)
+        self._set(declared.KV_USED, event.kv_used)
+        for group, used in event.kv_groups_used:
+            self._set(declared.KV_GROUP_USED, used, group)
+        self._set(declared.RUNNING, event.running)
+        self._set(declared.WAITING, event.waiting)
+        self._add(declared.DRAFTED, event.drafted)
+        self._add(declared.ACCEPTED, event.accepted)
+        self._add(declared.CHAINS, event.draft_chains)
+        self._add(declared.DRAFTING, event.draft_ms / 1e3)
+        for metric, drafts in (
+            (declared.TRIED, event.drafts_tried),
+            (declared.ACCEPTED_AT, event.drafts_accepted),
+        ):
+            for position, count in enumerate(drafts, start=1):
+                self._add(metric, count, str(position))
+        self._add(declared.PREEMPTIONS, event.preemptions)
+        self._add(declared.STEP_TOKENS, event.num_prefill_tokens, "prefill")
+        self._add(declared.STEP_TOKENS, event.num_decode_tokens, "decode")
+
+    def _on_request(self, event: RequestEvent) -> None:
+        self._add(declared.FINISHED, 1, event.finish_reason)
+        self._add(declared.PROMPT, event.prompt_tokens)
+        self._add(declared.GENERATION, event.output_tokens)
+        # Of every ended sequence: leaving out those that gave up waiting would hide the worst waits.
+        self._observe_ms(declared.QUEUE, event.queue_ms)
+        if event.finish_reason == "abort":
+            self._add(declared.ABORTS, 1)
+        if event.finish_reason not in ("stop", "length"):
+            return
+        self._observe_ms(declared.E2E, event.e2e_ms)
+        self._observe_ms(declared.PREFILL, event.prefill_ms)
+        self._observe_ms(declared.DECODE, event.decode_ms)
+        if event.output_tokens > 1:
+            self._observe_ms(declared.TPOT, event.tpot_ms)
+
+    def _observe_ms(self, metric: Metric, milliseconds: float) -> None:
+        self._histograms[metric.name].observe(milliseconds / 1e3)
+
+    def _add(self, metric: Metric, amount: float, value: str = "") -> None:
+        self._scalars[metric.name].add(amount, value)
+
+    def _set(self, metric: Metric, amount: float, value: str = "") -> None:
+        self._scalars[metric.name].set(amount, value)

@@ -1,0 +1,50 @@
+"""This server's engine, read without HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from engine.http.routes.counters import read_counters
+from engine.http.routes.latency import read_latency
+from engine.http.routes.plan import read_plan
+from engine.http.routes.requests import DEFAULT_COUNT, read_recent, read_request
+from engine.http.routes.stats import read_stats
+from engine.http.state import ServerState
+from engine.service.errors import ApiError
+
+REQUESTS = "/engine/requests/"
+
+
+class OwnEngine:
+    """An :class:`~engine.contracts.findings.EngineReader`."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def json(self, path: str) -> Any:
+        """Raises ``ValueError``."""
+        try:
+            return msgspec.to_builtins(await self._read(path))
+        except ApiError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    async def _read(self, path: str) -> Any:
+        where, state = urlsplit(path), self._state
+        match where.path:
+            case "/engine/plan":
+                return read_plan(state)
+            case "/engine/stats":
+                return await read_stats(state)
+            case "/engine/counters":
+                return await read_counters(state)
+            case "/engine/latency":
+                return await read_latency(state)
+            case "/engine/requests":
+                (count,) = parse_qs(where.query).get("count", [str(DEFAULT_COUNT)])
+                return await read_recent(state, count)
+            case one if one.startswith(REQUESTS):
+                return await read_request(state, one.removeprefix(REQUESTS))
+        raise ValueError(f"{path}: there is no such path to read")
