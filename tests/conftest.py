@@ -48,8 +48,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "tools/test_gpu_check.py", "kernels/triton/test_aot.py", "startup/test_memory.py", "step/test_draft_graphs.py",
-    "attention_kernel/test_triton.py", "kernels/triton/test_models.py", "cli/test_new_plugins.py",
+    "triton/test_heads.py", "attention_kernel/test_triton.py", "command/plan/test_plan.py",
+    "kernels/triton/test_aot.py", "startup/test_memory.py", "step/test_draft_graphs.py",
+    "kernels/triton/test_models.py", "cli/test_new_plugins.py",
     "evaluation/drafting/test_main.py", "laws/test_inside_a_draft.py", "laws/test_drafted_models.py",
     "laws/test_kv_groups.py", "loop/test_clients.py", "ranks/test_shared_tokens.py", "checkpoint/test_serving.py",
     "quantizer/test_gpu_experts.py", "tools/test_quantize.py", "tools/test_attack.py", "communicator/test_gloo.py",
@@ -58,7 +59,7 @@ LONGEST = (
     "ranks/test_joining.py", "startup/test_memory_of_ranks.py", "attention_kernel/test_triton_aot.py",
     "laws/test_bundled_swaps.py", "ranks/test_tokens.py", "architecture/test_gemma4.py",
     "communicator/test_processes.py", "attention_kernel/test_cpu.py", "step/test_draft_graphs_on_triton.py",
-    "laws/test_ranks.py", "triton/test_heads.py", "checkpoint/test_ranks.py", "cpu/test_integer_linear.py",
+    "laws/test_ranks.py", "checkpoint/test_ranks.py", "cpu/test_integer_linear.py",
     "testing/test_mutants.py", "laws/test_captured_models.py", "laws/test_drafted_sampling.py",
     "architecture/test_dense_families.py", "laws/test_lossy_formats.py", "triton/test_mixture.py",
     "architecture/test_families_with_experts.py", "architecture/test_nested_families.py",
@@ -101,8 +102,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return module_of(module_path, parent)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files start first: workers take whole files, and none is to wait for another's at the end."""
+    from tests.selection import leave_few
+
+    leave_few(items)  # before pytest looks at marks
 
     def place(item: pytest.Item) -> int:
         path = item.path.as_posix()

@@ -37,10 +37,14 @@ KERNEL_TESTS = (
 )
 """Files whose tests run Triton kernels, below ``tests/``."""
 SHORT = (
-    *(f"kernels/triton/test_{name}.py" for name in ("lowering", "narrow_types", "rowwise", "step_outputs")),
+    *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
+    *(f"kernels/triton/test_{name}.py" for name in ("ranks", "routing", "rowwise", "step_outputs")),
+    *(f"kernels/triton/test_quantized_{name}.py" for name in ("linear", "loaders")),
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
+    "plugins/quantizer/test_gpu_experts.py",
+    "sampling/triton/test_kernels.py",
 )
-"""Those that take less time than their process does to start: one runs them all, at the place of the first."""
+"""Those that take little more time than their process does to start: one runs them all, at the place of the first."""
 GATHERED = pytest.StashKey[list[Path]]()
 """The short ones of a run."""
 
@@ -123,7 +127,7 @@ class _InterpretedFile(pytest.File):
         self.files.append(self.path)
         if len(self.files) == 1:
             yield _Interpreted.from_parent(self, name="interpreted", files=self.files, marked="not slow")
-        if "mark.slow" in self.path.read_text():
+        if re.search(r"mark\.slow|@few\(", self.path.read_text()):
             slow = _Interpreted.from_parent(self, name="interpreted slow", files=[self.path], marked="slow")
             slow.add_marker("slow")
             yield slow

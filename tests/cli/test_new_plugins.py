@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from tests.cli.installed import put_on_path, take_off_path
 from tests.needs import needs
+from tests.selection import few
 
 from engine.assembly.discovery import discover
 from engine.cli.main import main
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-pytest.main(["-q", "-c", "pytest.ini", "--rootdir=.", "-p", "no:cacheprovider", "--junitxml=tests.xml", sys.argv[1]])
+pytest.main(["-q", "-c", "pytest.ini", "--rootdir=.", "-p", "no:cacheprovider", "--junitxml=tests.xml", *sys.argv[1:]])
 
 from engine import LLM
 from engine.assembly.bind import bind_api
@@ -52,9 +53,16 @@ for name, overrides in json.loads(Path("overrides.json").read_text()).items():
 Path("tokens.json").write_text(json.dumps(tokens))
 """
 
+PACKAGE_TEST = "test_the_tests_of_a_new_package_pass_at_once"
+SUITE_TEST = "test_a_new_plugin_passes_the_suite_that_check_makes_for_it"
+
 
 def name_of(slot: str) -> str:
     return f"mine_for_{slot}"
+
+
+def folder_of(slot: str, packages: Path) -> Path:
+    return packages / f"engine-{name_of(slot).replace('_', '-')}"
 
 
 def selected(slot: str) -> str:
@@ -74,22 +82,30 @@ def packages(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def ran(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process runs the tests of all packages, the suites as ``check`` does, and an engine of all plugins."""
+def ran(request: pytest.FixtureRequest, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process runs the tests of packages, the suites as ``check`` does, both of slots that tests of this run ask
+    for, and an engine of all plugins."""
     folder = tmp_path_factory.mktemp("ran")
     discovered = discover()
-    trials = [trial_of(find_offer(f"{slot}={name_of(slot)}", discovered), [], [], []) for slot in SLOTS]
+    asking = [item for item in request.session.items if item.path == request.path and "ran" in item.fixturenames]
+    tested = {
+        name: [item.callspec.params["slot"] for item in asking if item.originalname == name]
+        for name in (PACKAGE_TEST, SUITE_TEST)
+    }
+    trials = [trial_of(find_offer(f"{slot}={name_of(slot)}", discovered), [], [], []) for slot in tested[SUITE_TEST]]
     (folder / "trials.json").write_bytes(msgspec.json.encode(trials))
     (folder / "overrides.json").write_text(json.dumps({"plain": [], "ours": [selected(slot) for slot in SLOTS]}))
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
-    command = [sys.executable, "-c", SCRIPT, str(packages)]
+    folders = [str(folder_of(slot, packages)) for slot in tested[PACKAGE_TEST]]
+    command = [sys.executable, "-c", SCRIPT, *folders]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
+@few(4)
 @pytest.mark.parametrize("slot", SLOTS)
 def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
     cases = ElementTree.parse(ran / "tests.xml").iter("testcase")
@@ -98,6 +114,7 @@ def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
     assert [case.attrib["name"] for case in mine if len(case)] == []
 
 
+@few(3)
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_new_plugin_passes_the_suite_that_check_makes_for_it(slot: str, ran: Path) -> None:
     lines = json.loads((ran / "checked.json").read_text())[slot]
@@ -117,7 +134,7 @@ def test_an_engine_of_new_plugins_alone_serves_the_same_tokens(ran: Path) -> Non
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_nothing_of_the_template_shows(slot: str, packages: Path) -> None:
-    folder = packages / f"engine-{name_of(slot).replace('_', '-')}"
+    folder = folder_of(slot, packages)
     texts = {file.name: file.read_text() for file in folder.rglob("*") if file.suffix in (".py", ".toml", ".md")}
     module = f"engine_{name_of(slot)}.py"
     assert set(texts) == {module, f"test_{module}", "pyproject.toml", "README.md"}

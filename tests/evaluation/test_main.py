@@ -12,6 +12,7 @@ from engine.assembly.model_config import bundled_dir
 from engine.cli.main import main
 from engine.evaluation.flags import num_bytes
 from tests.kernels import tiny
+from tests.selection import few
 
 TEXT = "def read(path):\n    with open(path) as file:\n        return file.read()\n" * 3
 QUESTIONS = (
@@ -42,6 +43,7 @@ def test_the_reference_against_itself_is_no_loss(tmp_path, text):
     assert reference["is_reference"] and reference["kl"] is None
 
 
+@pytest.mark.slow
 def test_fewer_bits_lose_more_and_outside_the_tolerance_is_exit_code_1(tmp_path, text, capsys):
     plans = ["--compare", "quantizer=int8", "--compare", "quantizer=int4 kv_format=int8"]
     code, result = evaluated(tmp_path, "--text", text, *plans, "--max-kl", "0.001")
@@ -52,6 +54,7 @@ def test_fewer_bits_lose_more_and_outside_the_tolerance_is_exit_code_1(tmp_path,
     assert "OUTSIDE" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_settings_of_the_quantizer_do_not_reach_the_reference(tmp_path, text):
     _, result = evaluated(tmp_path, "--text", text, "quantizer=int4", "quantizer.group_size=64", "--tokens", "20")
     reference, plan = result["rows"]
@@ -75,6 +78,7 @@ def test_capacity_alone_loads_nothing(tmp_path):
     assert code == 0 and result["rows"][0]["requests"] > 0
 
 
+@few(10)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -210,6 +214,7 @@ def test_a_plan_whose_logits_are_not_numbers_is_named(tmp_path, text, capsys):
     assert "engine: quantizer=checkpoint kv_format=native computed logits that are not" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_perplexity_beyond_all_numbers_is_infinite_and_outside_every_tolerance(tmp_path, text, capsys):
     folder = broken_bundled(tmp_path / "huge", 1e4)
     words = ["--reference", "bundled", "--tokens", "20", "--max-perplexity-increase", "1000"]
@@ -250,6 +255,7 @@ def test_ctrl_c_ends_it_without_a_traceback_and_leaves_no_result(tmp_path, text,
     assert "Traceback" not in capsys.readouterr().err and not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_preset_with_values_of_a_quantizer_belongs_into_compare(tmp_path, text, capsys):
     (tmp_path / "preset").mkdir()
     lines = ["# @package _global_", "defaults:", "  - override /quantizer: int4", "quantizer:", "  group_size: 64"]

@@ -16,6 +16,7 @@ import pytest
 
 from engine import LLM
 from tests.families import model_facts
+from tests.selection import few
 
 COMMON = ("device=cpu", "model.max_len=1024", "exporter=[]", "scheduler.max_requests=16")
 SETS = {
@@ -93,6 +94,7 @@ def assert_idle(llm: LLM) -> None:
     assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
 
 
+@few(4)
 @pytest.mark.parametrize("name", SETS)
 def test_greedy_tokens_are_those_of_the_baseline(
     name: str, engines: Callable[..., LLM], reference: Callable[..., Outputs]
@@ -105,6 +107,7 @@ def test_greedy_tokens_are_those_of_the_baseline(
     assert_idle(llm)
 
 
+@few(3)
 @pytest.mark.parametrize("name", SETS)
 def test_a_seed_gives_one_output_whatever_the_batch_and_the_drafter(
     name: str, engines: Callable[..., LLM], reference: Callable[..., Outputs]

@@ -14,6 +14,7 @@ import pytest
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams, Timings
 from engine.loop.core import EngineCore
+from tests.selection import few
 
 from .drafted import DRAFTERS, NONE, Models, answers, engine, pairwise, requests_for
 from .harness import BLOCK, VOCAB, Exact, assert_nothing_held, exact_engine, expected, run
@@ -110,6 +111,7 @@ def retold(rng: random.Random, told: list[list[int]], number: int) -> list[list[
     return made
 
 
+@few(6)
 @pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 @pytest.mark.parametrize("kv_tokens", [4096, 240])
@@ -231,6 +233,7 @@ def conversed(core: EngineCore, text: tuple[int, ...]) -> tuple[int, ...]:
     return (*text, *answer.tokens, 3, 1, 2)
 
 
+@few(5)
 @pytest.mark.parametrize("row", pairwise((FORMATS, DRAFTING, OVERLAP, MEMORY, ("1", "3"))), ids=" ".join)
 def test_answers_behind_cached_texts_are_those_of_a_run_without_cache(
     row: tuple[str, ...], models: Models, uncached: Callable[[str], dict[tuple[int, ...], list[tuple[int, ...]]]]

@@ -16,6 +16,7 @@ from engine.loop.core import PROBE, EngineBroken
 from engine.plugin_guard.calls import name_of, noting
 from engine.step import runner
 from tests import exact_model
+from tests.selection import few
 
 from .harness import VOCAB, Exact, assert_nothing_held, exact_engine, expected, random_requests, run, settle
 
@@ -104,6 +105,7 @@ def serve(engine: Exact, requests: Sequence[EngineRequest]) -> tuple[dict[str, l
     return {name: tokens for name, tokens in outputs.items() if name not in errors}, errors
 
 
+@few(1)
 @pytest.mark.parametrize("overrides", SETS)
 def test_a_hundred_faults_in_a_thousand_requests_fail_a_hundred_requests(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from engine.assembly.assemble import assemble
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
 from engine.startup.build import Engine, build_engine
+from tests.selection import few
 
 from ..needs import needs_compiler
 from ..step.capturing import capturing_engine
@@ -116,6 +117,7 @@ DRAFTERS = {
 }
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
@@ -151,6 +153,7 @@ def test_next_turns_are_found_in_all_groups(references: dict[str, Reference], na
     engine.core.close()
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("name", "tokens", "overrides"),
     [
@@ -215,6 +218,7 @@ def test_the_cache_takes_what_states_need(references: dict[str, Reference]) -> N
     engine.core.close()
 
 
+@few(4)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "drafter"),
@@ -244,6 +248,7 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
     engine.core.close()
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [

@@ -36,6 +36,7 @@ from tests.needs import needs_compiler
 from tests.plugins.quantizer.checkpoint.reference import reader
 from tests.plugins.quantizer.checkpoint.test_kv_scales import with_scales
 from tests.plugins.quantizer.checkpoint.writers import write_case
+from tests.selection import few
 
 DRIFT, TYPICAL = 1e-4, 3e-6
 """Largest difference of logits in float32 from those of one rank, as a share of the largest logit: of any token, and of
@@ -91,6 +92,7 @@ def check(graph: Graph, found: dict[str, Difference | str]) -> None:
         assert one.drift <= DRIFT and one.typical <= TYPICAL and one.equal_but_for_ties, f"{layout}: {one}"
 
 
+@few(15)
 @pytest.mark.parametrize(("suite", "name"), MODELS)
 def test_ranks_choose_the_tokens_of_one(suite: ArchitectureConformance, name: str, written: Written) -> None:
     model, graph = written.of(suite, name)

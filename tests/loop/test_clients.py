@@ -23,6 +23,7 @@ from engine.loop.messages import Heartbeat, Progress
 from engine.startup import process
 from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.process import ProcessEngineClient
+from tests.selection import few
 
 PROMPT = tuple(range(5, 40))
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -182,6 +183,7 @@ async def until(seen: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@few(2)
 @pytest.mark.parametrize(
     "phase", ["import torch", pytest.param("plan memory", marks=pytest.mark.slow), "load weights", "warm up", "ready"]
 )

@@ -11,6 +11,7 @@ from engine.contracts.graph import EVERY_TOKEN, Reach
 from engine.contracts.request import EngineRequest, SamplingParams
 from tests.exact_model import expected_output
 from tests.laws.harness import BLOCK, VOCAB
+from tests.selection import few
 
 from .simulated import Simulation, simulate
 
@@ -44,6 +45,7 @@ def serve(simulation: Simulation, *requests: EngineRequest) -> tuple[dict[str, l
     return outputs, most
 
 
+@few(6)
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(("reach", "seen"), [(window(WINDOW), WINDOW), (CHUNK, WINDOW), (STATE, BLOCK)])
@@ -76,6 +78,7 @@ def test_the_smallest_pool_holds_one_request_of_the_longest_context(reaches: tup
             assert outputs[each.request_id] == expected_output(each.prompt, 20, VOCAB)
 
 
+@few(9)
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("scheduler", ["static", "continuous", "chunked_prefill"])
 @pytest.mark.parametrize("reach", [window(24), Reach("chunked", 24), STATE])

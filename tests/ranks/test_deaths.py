@@ -58,7 +58,8 @@ def num_sockets() -> int:
 @pytest.mark.parametrize(
     ("sizes", "deaths"),
     [
-        ("parallelism.tp=2", [(0, signal.SIGSTOP), (1, signal.SIGSTOP), (1, signal.SIGKILL)]),
+        ("parallelism.tp=2", [(1, signal.SIGKILL)]),
+        pytest.param("parallelism.tp=2", [(0, signal.SIGSTOP), (1, signal.SIGSTOP)], marks=pytest.mark.slow),
         pytest.param("parallelism.pp=2", ALL, marks=pytest.mark.slow),
         pytest.param("parallelism.tp=2 parallelism.pp=2", [*ALL, *BEHIND], marks=pytest.mark.slow),
     ],

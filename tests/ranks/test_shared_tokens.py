@@ -41,6 +41,7 @@ from tests.plugins.architecture import test_families_with_experts as experts
 from tests.plugins.architecture import test_nested_families as nested
 from tests.plugins.architecture.family import Family
 from tests.ranks.answers import TOKENS, answers, assert_same_but_for_ties, plan_of
+from tests.selection import few
 
 T = TypeVar("T")
 KERNELS = {"plain": PlainAttention, "torch": lambda: TorchAttention(SlotConfig(), build_context())}
@@ -187,6 +188,7 @@ SETS = {
 }
 
 
+@few(2)
 @pytest.mark.parametrize("name", SETS)
 def test_an_engine_whose_ranks_share_latent_keys_says_what_one_rank_says(name: str, checkpoints: Any) -> None:
     """Prefixes that are cached included: every text is asked for twice."""

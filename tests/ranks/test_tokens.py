@@ -13,6 +13,7 @@ import pytest
 
 from engine import LLM
 from engine.service.offline import Completion
+from tests.selection import few
 
 COMMON = ("device=cpu", "threads=1", "model.max_len=1024", "exporter=[]", "scheduler.max_requests=8", "seed=3")
 TOGETHER = ("parallelism=threads", "communicator=simulated")
@@ -76,6 +77,7 @@ def alone() -> Iterator[Callable[[str], list[list[Completion]]]]:
     yield get
 
 
+@few(6)
 @pytest.mark.parametrize(("layout", "name"), PAIRS)
 def test_several_ranks_say_what_one_rank_says(layout: str, name: str, alone: Any) -> None:
     expected = alone(name)

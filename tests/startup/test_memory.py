@@ -32,6 +32,7 @@ from tests.native import needs_compiler
 from tests.plugins.architecture import test_recurrent_families as recurrent
 from tests.plugins.quantizer.checkpoint.mixtures import write_mixture
 from tests.plugins.quantizer.checkpoint.writers import CASES
+from tests.selection import few
 
 GIB = 2**30
 QUIET = ("device=cpu", "threads=1", "exporter=[]")
@@ -50,6 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("model"))
 
 
+@few(8)
 @pytest.mark.parametrize("execution", ["eager", "auto"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
@@ -64,6 +66,7 @@ def test_the_estimate_of_the_weights_is_what_they_take(
     assert abs(plan_memory(plan, bound, free=GIB).estimate.weights - taken) <= 0.02 * taken
 
 
+@few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_quantizer_that_shrinks_weights_says_so(model: Path, dtype: str) -> None:
     plan = plan_of(model, "quantizer=int8", f"model.dtype={dtype}")
@@ -82,6 +85,7 @@ class Silent:
         self.stored, self.pack = inner.stored, inner.pack
 
 
+@few(2)
 @needs_compiler
 @pytest.mark.parametrize("quantizer", ["checkpoint", "int4"])
 @pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])
@@ -150,6 +154,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(folder, tensors, vocab_size=20000, intermediate_size=size)
 
 
+@few(4)
 @pytest.mark.parametrize(
     "share", [0.05, 0.45, 0.7, 0.999, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.3, 0.95))]
 )

@@ -17,6 +17,7 @@ from engine.startup.rank import load_plan
 from engine.step.graphs import Bucket
 from tests.exact_model import ExactModel
 from tests.kernels import tiny
+from tests.selection import few
 
 from .test_memory import plan_of, planned
 
@@ -37,6 +38,7 @@ class Gauge(Meter):
         return True
 
 
+@few(1)
 @pytest.mark.parametrize("overrides", [("scheduler.token_budget=300",), ("scheduler.max_requests=2",)])
 def test_a_step_that_fills_the_budget_runs_on_a_pool_of_padding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]

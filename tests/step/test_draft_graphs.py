@@ -30,6 +30,7 @@ from engine.step.plan import StepPlan
 from engine.step.runner import ModelRunner
 from engine.step.running import RunningStep
 from engine.testing.no_sync import NoSync
+from tests.selection import few
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
 from . import capturing
@@ -111,6 +112,7 @@ def outputs(engine: Capturing, wanted: Sequence[EngineRequest], batch: int) -> l
     return [answer.tokens for answer in answers(engine.core, wanted, batch)]
 
 
+@few(1)
 @pytest.mark.parametrize(
     "drafter",
     [
@@ -130,6 +132,7 @@ def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
     assert {"3 x 3", "2 x 3"} < compared.keys() - {"op by op", "not at all"}, "and fewer at the end"
 
 
+@pytest.mark.slow
 def test_preempted_requests_and_growing_tables_change_nothing(models: Models, compared: Counter[str]) -> None:
     """Too few blocks for all, prompts in chunks, prefixes shared; each request needs several blocks for its output."""
     model = f"model.path={models.path('Llama')}"
@@ -144,6 +147,7 @@ def test_preempted_requests_and_growing_tables_change_nothing(models: Models, co
     assert compared["1 x 4"] + compared["2 x 4"] > 3
 
 
+@pytest.mark.slow
 def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, compared: Counter[str]) -> None:
     model = f"model.path={models.path('Llama')}"
     engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false")
@@ -157,6 +161,7 @@ def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, 
     assert compared["3 x 6"] > 0
 
 
+@pytest.mark.slow
 def test_a_tiny_context_is_filled_to_its_last_token(models: Models, compared: Counter[str]) -> None:
     """CapturedStep drafts reach further than a request may, and than its blocks do."""
     context = (f"model.path={models.path('Llama')}", "model.max_len=20")

@@ -11,6 +11,7 @@ from engine.testing.aot import measure_kernel
 from tests.interpreted import run_interpreted, starts_interpreter
 
 
+@pytest.mark.slow
 @starts_interpreter
 def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None:
     claims = "replay_computes or nobodys or move_on or penalties or mix-3 or broken"

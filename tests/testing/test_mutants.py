@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from engine.contracts.slots import SLOTS
+from tests.selection import few
 from tests.testing.mutants.mutant import Mutant, all_mutants, correct_plugins, failure, names_of_tests
 from tests.testing.mutants.table import PAGE, table
 
 WITHOUT_A_SUITE = {"parallelism"}
 
 
+@few(60)
 @pytest.mark.parametrize("one", [one for one in all_mutants() if not one.missed], ids=lambda one: one.name)
 def test_a_mutant_is_caught_by_every_test_it_names(one: Mutant) -> None:
     suite = one.tests()

@@ -77,12 +77,14 @@ def test_a_dry_run_runs_every_section_that_needs_no_gpu_and_passes(tmp_path: Pat
     assert_all_passed(run_dry(tmp_path), [section for section in registry.SECTIONS if not section.gpu_only])
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_sections_asked_for_runs_those_that_need_no_gpu_and_passes(dry_run: Ran) -> None:
     picked, left_out = registry.chosen(list(ASKED), dry_run=True)
     assert {section.name for section in picked} == {"rates", "prepare", *ASKED} - {s.name for s in left_out}
     assert_all_passed(dry_run, picked)
 
 
+@pytest.mark.slow
 def test_what_a_dry_run_leaves_out_is_named_as_not_measured(dry_run: Ran) -> None:
     _, output, found = dry_run
     left_out = [name for name in ASKED if registry.BY_NAME[name].gpu_only]
@@ -91,6 +93,7 @@ def test_what_a_dry_run_leaves_out_is_named_as_not_measured(dry_run: Ran) -> Non
     assert all(any(name in line for line in lines) for name in left_out), output
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_the_engine_and_every_baseline_on_the_same_model(dry_run: Ran) -> None:
     rows = {row["metric"]: row for row in dry_run[2]["sections"]["speed_1b"]["rows"]}
     assert rows["1b: first tokens as plain torch's"]["measured"] == "16 of 16"
@@ -107,6 +110,7 @@ def test_without_a_device_the_exit_code_is_2_and_nothing_runs(tmp_path: Path) ->
     assert done.returncode == 2 and "finds no CUDA device" in done.stderr and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
     sections = [dataclasses.replace(registry.BY_NAME["start"], needs=()), RATES]  # start finds no checkpoint
     outcomes = {o.section.name: o for o in conduct(sections, tmp_path, dry_run=True, total_s=60.0, say=print)}
@@ -207,6 +211,7 @@ def test_a_head_that_only_syncs_its_kv_reads_what_its_keys_are_made_with() -> No
     assert HeadShape(SHAPES["8b"]).drafting_bytes(0, 2.0) / 1e9 == pytest.approx(0.2013, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_drafts(dry_run: Ran) -> None:
     rows = {row["metric"]: row for row in dry_run[2]["sections"]["drafting"]["rows"]}
     for title in ("1b float32", "1b int8"):

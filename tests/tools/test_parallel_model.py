@@ -22,6 +22,8 @@ from tools.parallel_model.anchors import COMPILED, SERVING, anchors
 from tools.parallel_model.fitting import bounded, estimated_ms, fit
 from tools.parallel_model.models import graph
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "parallelism.md").read_text("utf-8")
 
 

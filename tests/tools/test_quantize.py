@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.kernels import tiny  # noqa: E402
+from tests.selection import few  # noqa: E402
 from tools.quantize.__main__ import main as quantize  # noqa: E402
 from tools.quantize.calibration import LayerRunner, Linear, Moments  # noqa: E402
 from tools.quantize.folding import sites  # noqa: E402
@@ -147,6 +148,7 @@ def every_method():
             yield pytest.param(family, method, flags, marks=marks)
 
 
+@few(4)
 @pytest.mark.parametrize(("model", "method", "flags"), list(every_method()), indirect=["model"])
 def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path, text, method, flags):
     out = written(model, tmp_path, method, text, *flags)
@@ -176,6 +178,7 @@ def mixture(request, tmp_path):
     return folder
 
 
+@few(2)
 @pytest.mark.parametrize("method", ["rtn", "fp8"])
 def test_experts_are_rounded_like_other_weights_and_routers_stay(mixture, tmp_path, method):
     out = written(mixture, tmp_path, method, None)
@@ -220,6 +223,7 @@ def test_the_configuration_names_the_format_and_the_tokenizer_comes_along(model,
         assert file.get_tensor(f"{name}.weight_scale").shape == (64, 96 // GROUP)
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("method", "flags", "symmetric"),
     [("awq", [], False), ("awq", ["--no-asymmetric"], True), ("rtn", [], True), ("rtn", ["--asymmetric"], False)],

@@ -6,6 +6,11 @@ Give the interpreters of virtual environments that have some of the libraries (`
 responses):
 
     python -m tools.clients --python /tmp/openai2/bin/python --python /tmp/litellm/bin/python --node /tmp/node6
+
+Programs (``programs.PROGRAMS``) are given with their executables (``lm_eval[api]`` needs ``transformers``, ``litellm``
+its extra ``proxy``):
+
+    python -m tools.clients --program litellm=/tmp/litellm/bin/litellm --program aider=/tmp/aider/bin/aider
 """
 
 from __future__ import annotations
@@ -16,14 +21,21 @@ import importlib.metadata
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from tools.attack.harness import Row, arguments, run, target_of
 from tools.clients.cases import ANSWER, ASK, BESIDE, CASES, COMPLETE, HISTORY, PLAIN, SCHEMA, TOOL, outcome
+from tools.clients.programs import PROGRAMS, Place
 
 HERE = Path(__file__).parent
-NODE = {"openai": "openai.mjs", "@ai-sdk/openai-compatible": "vercel.mjs"}
+NODE = {
+    "openai": "openai.mjs",
+    "@ai-sdk/openai-compatible": "vercel.mjs",
+    "@ai-sdk/openai": "ai_openai.mjs",
+    "@anthropic-ai/sdk": "anthropic.mjs",
+}
 """Scripts by package."""
 LIMIT_S = 600
 
@@ -58,7 +70,22 @@ async def attack(options: argparse.Namespace) -> list[Row]:
                     source = (HERE / script).read_text()
                     told = {"CASES": json.dumps(_node_cases(url)), "RUN": (HERE / "run.mjs").as_uri()}
                     rows += await _rows(["node", "--input-type=module", "-e", source], folder, told)
+        for given in options.program:
+            name, _, path = given.partition("=")
+            rows.append(await _program(name, path, url))
         return rows
+
+
+async def _program(name: str, path: str, url: str) -> Row:
+    with tempfile.TemporaryDirectory(prefix="engine-client-") as folder:
+        at, wrong = Place(os.path.abspath(path), url, Path(folder)), ""
+        version = await at.version()
+        try:
+            await PROGRAMS[name](at)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {str(error)[:400]}"
+        tried = " ".join((PROGRAMS[name].__doc__ or "").split())
+        return Row(f"clients: {name} {version}".rstrip(), tried, wrong or "all as they should be", "all", not wrong)
 
 
 def _node_cases(url: str) -> dict[str, Any]:
@@ -95,13 +122,19 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--python", action="append", default=[], help="an interpreter; may be repeated")
     parser.add_argument("--node", action="append", default=[], help="a folder with node_modules; may be repeated")
+    parser.add_argument(
+        "--program", action="append", default=[], metavar="NAME=PATH", help=f"{', '.join(PROGRAMS)}; may be repeated"
+    )
     parser.add_argument("--inside", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         inside(options.inside)
         return 0
-    if not options.python and not options.node:
-        parser.error("nothing to try: give --python or --node")
+    if not options.python and not options.node and not options.program:
+        parser.error("nothing to try: give --python, --node or --program")
+    for given in options.program:
+        if given.partition("=")[0] not in PROGRAMS:
+            parser.error(f"no such program: {given}")
     return run(options, attack)
 
 

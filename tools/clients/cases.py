@@ -361,6 +361,19 @@ def anthropic_cases(url: str) -> Cases:
     ask: Any = {"model": "bundled", "max_tokens": 8, "messages": QUESTION}
     yield "models", lambda: check([model.id for model in client.models.list()] == ["bundled"], "the list"), 0
     yield "messages", lambda: client.messages.create(**ask), 404
+    yield "stream", lambda: list(client.messages.create(**ask, stream=True)), 404
+    yield "count_tokens", lambda: client.messages.count_tokens(model="bundled", messages=ask["messages"]), 404
+
+
+def ollama_cases(url: str) -> Cases:
+    import ollama
+
+    client = ollama.Client(host=url.removesuffix("/v1"))
+    ask: Any = {"model": "bundled", "messages": QUESTION}
+    yield from (("models", client.list, 404), ("chat", lambda: client.chat(**ask), 404))
+    yield "stream", lambda: list(client.chat(**ask, stream=True)), 404
+    yield "generate", lambda: client.generate("bundled", PROMPT), 404
+    yield "embeddings", lambda: client.embed("bundled", "x"), 404
 
 
 CASES = {
@@ -374,5 +387,6 @@ CASES = {
     "dspy": dspy_cases,
     "llm": llm_cases,
     "anthropic": anthropic_cases,
+    "ollama": ollama_cases,
 }
 """By distribution."""

@@ -17,6 +17,7 @@ from engine.evaluation.drafting import turns
 from engine.evaluation.drafting.turns import groups_of
 from engine.evaluation.drafting.worker import DUMP_SIGNAL
 from engine.evaluation.errors import EvalError
+from tests.selection import few
 
 QUESTIONS = ("What does json.dumps do?", "What does math.gcd do?", "What does json.dumps do?")
 NGRAM = ("--drafter", "drafter=ngram drafter.adaptive=false drafter.max_width=3")
@@ -39,6 +40,7 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_engines_answer_alike_and_the_counts_add_up(tmp_path, prompts, capsys):
     file = tmp_path / "result.json"
@@ -79,6 +81,7 @@ def test_an_engine_that_does_not_fit_is_named(prompts, capsys):
     assert "drafter=none: " in shown and "memory.fraction" in shown and "Traceback" not in shown
 
 
+@few(10)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -163,6 +166,7 @@ exec sleep 1000
 """
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("started", "says"), [(":", "did not start"), ("echo '{}'; read group", "did not answer")], ids=["start", "answer"]
 )

@@ -25,6 +25,7 @@ from engine.startup.memory.report import describe_start
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 from tests.native import needs_compiler
+from tests.selection import few
 
 from ...laws import heads
 from ...laws.drafted import COMMON, DRAFTERS, Models, answers, engine, prompts, requests_for
@@ -121,6 +122,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
     return Compared(monkeypatch)
 
 
+@few(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("drafter", "functions"),

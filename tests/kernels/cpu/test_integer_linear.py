@@ -29,6 +29,7 @@ from engine.testing.quantizer import AddConformance, GateConformance, NativeConf
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
+from tests.selection import few
 
 ROWS = (1, 2, 3, 4, 5, 6, 9, 16, 17, 33, 50, 75)
 SHAPES = [(48, 64, 64), (17, 80, 80), (1, 32, 32), (96, 896, 128), (64, 320, 32), (50, 512, 256), (33, 1280, 64)]
@@ -285,6 +286,7 @@ def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -
     assert packed.label.startswith("int4 panels (groups of 128), ")
 
 
+@few(1)
 @needs_x86
 @pytest.mark.parametrize("processor", ["haswell", "cooperlake", "sapphirerapids", "x86-64"])
 def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path) -> None:
@@ -298,6 +300,7 @@ def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path
         assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 @needs_integer_instructions("AVX2")
 def test_units_this_processor_lacks_compute_the_same_in_plain_code() -> None:
     """The kernels for AVX512-VNNI and AMX, with the instructions they use emulated."""

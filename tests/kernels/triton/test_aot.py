@@ -16,6 +16,7 @@ from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, 
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
+from tests.selection import few
 
 
 class Shape(NamedTuple):
@@ -191,18 +192,21 @@ OPS = ("qkv", "out", "gate_up", "down", "head")
 """``out`` and ``down`` are one kernel, of other sizes."""
 
 
+@few(4)
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("op", [op for op in OPS if op != "out"])
 def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
     assert_fits(compile_op(op, MODELS["8B"], 1, capability))
 
 
+@few(4)
 @pytest.mark.parametrize(("capability", "rows"), [(80, 16), (89, 16), (90, 4)])
 @pytest.mark.parametrize("op", [op for op in OPS if op != "down"])
 def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) -> None:
     assert_fits(compile_op(op, MODELS["1B"], rows, capability))
 
 
+@few(3)
 @pytest.mark.parametrize(("weights", "capability"), hopper_or("mxfp4", PACKED))
 def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
     for op, rows in (("out", 16 if capability == 90 else 4), ("gate_up", 1)):
@@ -222,6 +226,7 @@ def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, mo
     assert "st.global" not in before and "st.global" in after
 
 
+@few(4)
 @pytest.mark.parametrize("weights", PACKED)
 @pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (16, 1)])
 def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(
@@ -272,6 +277,7 @@ def compile_writer(
     )  # fmt: skip
 
 
+@few(1)
 @pytest.mark.parametrize("capability", [80, pytest.param(89, marks=pytest.mark.slow), 90])
 def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
     for head_dim in (80, 128, 256):
@@ -347,6 +353,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str, some:
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
+@few(6)
 @pytest.mark.parametrize(("weights", "capability"), hopper_or("bf16", ["bf16", "int8", "fp8", "int4", "mxfp4"]))
 @pytest.mark.parametrize(
     ("kernel", "rows"),

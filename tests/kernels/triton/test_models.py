@@ -30,6 +30,7 @@ from engine_plugins.quantizer.unquantized import Unquantized
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.kernels.triton.models import FAMILIES, write
 from tests.launches import Launches, count_launches
+from tests.selection import few
 
 TOKENS = [(7 * i + 3) % 120 for i in range(37)]
 TOLERANCE = {"float32": 3e-5, "bfloat16": 0.15, "float16": 0.02}
@@ -47,6 +48,7 @@ def chunked_logits(loop: PagedLoop, chunks: Sequence[tuple[int, int]] = CHUNKS) 
     return torch.cat([loop.model.head(loop.step([(sequence, TOKENS[a:b])])[0]) for a, b in chunks])
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("llama", "float16"), ("llama_biased", "float32"), ("qwen2", "bfloat16"), ("qwen3", "float32")],
@@ -94,6 +96,7 @@ def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
     return launches
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("family", "rows"), [*((family, 1) for family in FAMILIES), ("llama_biased", 4), ("qwen3", 4), ("llama", 16)]
 )
@@ -236,6 +239,7 @@ def mixture(family: str, rows: int, kernels: Kernels = "triton") -> RandomModel:
     )  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize(("family", "rows"), [("qwen3_moe", 1), ("gpt_oss", 1), ("gpt_oss", 3), ("deepseek_v3", 3)])
 def test_mixtures_sinks_and_latent_attention_are_what_torch_makes_of_them(family: str, rows: int) -> None:
     found = []
@@ -253,6 +257,7 @@ FEW_PAIRS = ["choose_experts", "expert_gate", "expert_mix"]
 MANY_PAIRS = ["choose_experts", "sort_pairs", "aten.index_select", "expert_gate", "expert_down", "mix_rows"]
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("family", "rows", "names"),
     [

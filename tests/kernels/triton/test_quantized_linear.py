@@ -26,6 +26,7 @@ from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
 from tests.kernels.triton.quantized_weights import WEIGHTS, int8_groups
 from tests.launches import count_launches
+from tests.selection import few
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = (1, 7, 17, 65)
@@ -80,6 +81,7 @@ class TestFP8(TileLoaderConformance):
         return FP8(FP8Config(), build_context(device=DeviceFacts(DEVICE)))
 
 
+@few(4)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_every_number_of_rows_is_multiplied_by_what_the_weight_stands_for(kind: str) -> None:
     weight = weight_of(kind)
@@ -102,6 +104,7 @@ def test_inputs_are_gathered_in_the_order_of_the_columns(kind: str) -> None:
         assert gap(packed.apply(x).cpu(), F.linear(x.cpu(), weight.dense(), weight.bias)) <= 1e-5
 
 
+@few(2)
 @pytest.mark.parametrize(("activations", "make"), [("int8", to_int8), ("fp8", to_fp8)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_many_rows_are_rounded_and_few_are_not(activations: str, make: Any, biased: bool) -> None:
@@ -119,6 +122,7 @@ def test_many_rows_are_rounded_and_few_are_not(activations: str, make: Any, bias
         assert (moved > 4e-3) == (rows > 16), (rows, moved)
 
 
+@few(4)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("size", [7, 160, 2500])
@@ -170,6 +174,7 @@ def test_bytes_of_codes_that_kernels_do_not_read_are_known_too() -> None:
     assert packed.num_bytes == gpu_bytes(LinearSpec((LinearPart("o", 48),), 160), 4, 48, False, False)
 
 
+@few(4)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_bytes_are_known_beforehand(kind: str) -> None:
     """At most: scales that 16 bits hold exactly take half."""

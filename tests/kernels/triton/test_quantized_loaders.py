@@ -14,6 +14,7 @@ from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
 from engine.kernels.triton.quantized.layout import int4_bytes, packed_int4
 from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
 from tests.kernels.triton.quantized_weights import WEIGHTS, int8_groups
+from tests.selection import few
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -30,6 +31,7 @@ def gap(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.float().cpu() - want).abs().max() / max(1.0, float(want.abs().max())))
 
 
+@few(12)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("rows", [1, 5])
@@ -41,6 +43,7 @@ def test_every_kind_is_multiplied_as_what_it_stands_for(rows: int, kind: str, sh
     assert gap(linear.store(x.to(DEVICE)), F.linear(x, made.dense(), bias)) <= TOLERANCE["float32"]
 
 
+@few(12)
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (1, "float16"), (16, "float32")])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_norm_and_gate_are_fused_with_every_kind(rows: int, kind: str, dtype: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import triton
+from tests.selection import few
 
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.attention_kernel.triton.decode import split_attention
@@ -129,6 +130,7 @@ def assert_fits(cost: KernelCost, spills: int = 0) -> None:
     assert cost.spill_stores <= spills and cost.spill_loads <= spills, cost
 
 
+@few(1)
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_decode_path_compiles_without_spills(capability: int) -> None:
     for wide in ({}, {"block_m": 32, "splits": 16}):
@@ -139,6 +141,7 @@ def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
     assert_fits(compile_attention("prefill", 128, 90))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_latent_attention_compiles_without_spills(capability: int) -> None:
     """Keys of 512 + 64 numbers, of which the first 512 are the value too."""
@@ -156,6 +159,7 @@ def test_sinks_compile_without_spills(capability: int) -> None:
         assert_fits(compile_attention("decode", 64, capability, sinks=True, window=window))
 
 
+@few(1)
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_attention_to_the_keys_of_one_rank_compiles_without_spills(capability: int) -> None:
     few = decode_spills(capability)
@@ -170,6 +174,7 @@ TILES = {"unsplit": (16, 1), "split": (16, MAX_SPLITS), "wide": (32, 16)}
 """Queries of a tile, and the number of splits."""
 
 
+@few(2)
 @pytest.mark.parametrize("capability", [80, pytest.param(89, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     ("cache", "tile"),
@@ -186,6 +191,7 @@ def test_8_bit_caches_are_decoded_without_spills(cache: str, tile: str, capabili
     assert_fits(cost, spills=16 if OLD or capability < 90 else 0)
 
 
+@few(1)
 @pytest.mark.parametrize("cache", CACHES)
 def test_8_bit_caches_serve_prompts_without_spills_on_hopper(cache: str) -> None:
     assert_fits(compile_attention("prefill", 128, 90, cache=cache), spills=64 if OLD else 0)

@@ -26,7 +26,13 @@ class TestInThreads(Gloo):
 
 
 class TestInProcesses(InProcesses, Gloo):
-    sizes = (2, 3, 4)
+    sizes = (2,)
+    maker = staticmethod(makes.gloo)
+
+
+@pytest.mark.slow
+class TestInMoreProcesses(InProcesses, Gloo):
+    sizes = (3, 4)
     maker = staticmethod(makes.gloo)
 
 

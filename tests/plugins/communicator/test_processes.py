@@ -12,6 +12,7 @@ import pytest
 from tests.needs import needs_compiler
 from tests.plugins.communicator import jobs, makes
 from tests.plugins.communicator.processes import Ranks, _processes, worlds_of
+from tests.selection import few
 
 from engine.contracts.communicator import CommunicatorError
 from engine.testing.communicator import NEVER_S, CommunicatorConformance
@@ -36,6 +37,7 @@ def test_sums_over_processes_have_the_bits_of_simulated_ones_on_every_rank(make:
         assert got == wanted, f"rank {rank} of {size}: sums {[i for i, x in enumerate(got) if x != wanted[i]]} differ"
 
 
+@few(3)
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("make", MAKES)

@@ -16,6 +16,7 @@ from tests.plugins.quantizer.checkpoint import mixtures, test_mxfp4
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, reader
 from tests.plugins.quantizer.checkpoint.test_experts import store_together
 from tests.plugins.quantizer.checkpoint.writers import CASES, Case, awq, fp8, gptq, write_case
+from tests.selection import few
 from tools.benchmarks.ranks import communicator
 from torch import Tensor
 
@@ -94,6 +95,7 @@ FORMATS = (
 )  # fmt: skip
 
 
+@few(8)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", FORMATS)
@@ -163,6 +165,7 @@ MIXTURES = ("ct fp8 channel", "ct fp8 block", "ct int8 channel", "ct w4 g32 asym
 LAYOUTS = {"tp 2": Layout(2), "ep 2": Layout(2, 1, 2), "tp 4 x ep 2": Layout(4, 1, 2)}
 
 
+@few(8)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MIXTURES)

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.families import model_facts
 from tests.plugins.quantizer.checkpoint.writers import PROJECTIONS, Case, ct_fp8, ct_packed, gptq
+from tests.selection import few
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import bundled_dir
@@ -66,6 +67,7 @@ CASES = {
 }
 
 
+@few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_quantized_copy_answers_as_the_original(name: str, tmp_path: Path) -> None:
     case, label = CASES[name]
@@ -125,6 +127,7 @@ def test_what_only_headers_show_is_refused_before_loading(words: tuple[str, ...]
     assert "model.layers.1.self_attn.q_proj is not quantized" in done.stderr and "load weights" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_cache_scale_that_cannot_be_stops_only_plans_that_use_it(tmp_path: Path) -> None:
     folder = quantized_bundled(tmp_path / "fp8", ct_fp8("channel"))
     stored = load_file(folder / "model.safetensors")

@@ -1,0 +1,67 @@
+"""Programs of ``tools.clients``: what counts as answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.attack.client import Reply
+from tools.clients.programs import Place, streamed
+
+
+def place(folder: Path, script: str) -> Place:
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return Place(str(program), "http://127.0.0.1:1/v1", folder)
+
+
+def test_a_program_says_what_it_printed_and_ends_as_expected(tmp_path: Path) -> None:
+    at = place(tmp_path, 'echo "$HOME $MORE $1"; echo 1.2.3 >&2; exit 3')
+    assert asyncio.run(at.run("told", code=3, MORE="more")) == f"{tmp_path} more told\n1.2.3\n"
+    with pytest.raises(AssertionError, match=r"exit code 3: .* 1\.2\.3"):
+        asyncio.run(at.run())
+    assert asyncio.run(at.version()) == ""
+    assert asyncio.run(place(tmp_path, "echo version 1.2.3").version()) == "1.2.3"
+
+
+def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
+    async def started() -> int:
+        async with place(tmp_path, "sleep 600 & echo $! > child; wait").started():
+            while not (child := tmp_path / "child").exists() or not child.read_text():
+                await asyncio.sleep(0.01)
+            return int(child.read_text())
+
+    pid = asyncio.run(asyncio.wait_for(started(), 60))
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z", os.readlink(f"/proc/{pid}/exe")
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_words(tmp_path: Path) -> None:
+    async def asked() -> None:
+        async with place(tmp_path, "echo no such model; exit 1").listening():
+            pass
+
+    with pytest.raises(AssertionError, match="ended: no such model"):
+        asyncio.run(asyncio.wait_for(asked(), 60))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
+        b'data: {"choices": [{"delta": {"content": "a b"}}]}\n\ndata: {"choices": []}\n\ndata: [DONE]\n\n',
+        b'event: message_start\ndata: {"message": {}}\n\nevent: content_block_delta\n'
+        b'data: {"delta": {"type": "text_delta", "text": "a"}}\n\ndata: {"delta": {"text": " b"}}\n\n'
+        b'data: {"delta": {"stop_reason": "end_turn"}}\n\n',
+    ],
+    ids=["chat", "messages"],
+)
+def test_the_text_of_a_stream(body: bytes) -> None:
+    assert streamed(Reply(200, {}, body)) == "a b"
