@@ -399,7 +399,7 @@ def test_no_child_runs_files_of_the_current_folder():
     """``python -m`` would take them for the libraries that they are named as; what ``PYTHONPATH`` names is found."""
     commands = [
         (file.name, [ast.unparse(part) for part in (node.args if isinstance(node, ast.Call) else node.elts)[:2]])
-        for file in (*sources(CORE), *sources(PLUGINS))
+        for file in (*sources(CORE), *sources(PLUGINS), *sources(LAB))
         for node in ast.walk(parsed(file))
         if isinstance(node, ast.List | ast.Tuple | ast.Call)
     ]

@@ -6,8 +6,9 @@
 
 Prints tables of Markdown with their inputs. ``--devices``: names, or JSON files with an object of the fields of
 ``engine_lab.shared.estimates.devices.Device``; ``--efficiency``: one with those of
-``engine_lab.shared.estimates.efficiency.Efficiency``; ``--figures``: a file with what ``tools/benchmarks/collectives.py`` has printed, or a JSON file with a list of objects
-of the fields of ``engine_lab.shared.estimates.collectives.Figure``.
+``engine_lab.shared.estimates.efficiency.Efficiency``; ``--figures``: a file with what
+``tools/benchmarks/collectives.py`` has printed, or a JSON file with a list of objects of the fields of
+``engine_lab.shared.estimates.collectives.Figure``.
 """
 
 from __future__ import annotations
