@@ -74,12 +74,13 @@ class Op:
 
     def held_bytes(self, node: Node, widths: Widths) -> float:
         """Bytes of its weights on the device, without :attr:`projections`."""
-        return float(sum(prod(shape) for _, shape in self.reads(node)) * FLOAT32)
+        small = float(sum(prod(shape) for _, shape in self.reads(node)) * FLOAT32)
+        return small + sum(spec.num_weights for spec in self.linears) * widths.body / 8
 
     @property
     def weights_of_a_token(self) -> int:
         """Weights of linear layers that a single token is multiplied by."""
-        return 0
+        return sum(spec.num_weights for spec in self.linears)
 
     # Ranks -----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Op:
 
     def work(self, node: Node, at: OpStep) -> OpWork | None:
         """What it does in a step; ``None``: it only exchanges."""
-        return OpWork("other", self.held_bytes(node, at.widths), 0.0)
+        return OpWork("other", self.held_bytes(node, at.widths), 2.0 * at.num_tokens * self.weights_of_a_token)
 
     def exchange(self, node: Node, at: OpStep) -> Exchange | None:
         """What ranks exchange for it."""

@@ -21,10 +21,6 @@ class Linear(Op):
     def linears(self) -> tuple[LinearSpec, ...]:
         return (self.spec,)
 
-    @property
-    def weights_of_a_token(self) -> int:
-        return self.spec.num_weights
-
     def held_bytes(self, node: Node, widths: Widths) -> float:
         return 0.0 if self.tied else self._bytes(widths)
 
