@@ -88,9 +88,13 @@ def _hooks() -> str:
 
 
 def _module(name: str, note: str = "") -> str:
-    source = Source(CORE / "contracts" / f"{name}.py")
+    """A module, or the files of a package as one."""
+    path = CORE / "contracts" / name
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]  # of a package __init__ is first
     where = f"`engine.contracts.{name}`" + (f"; {note}" if note else "")
-    return "\n\n".join([where, source.doc(source.tree), *source.members(source.tree.body, "###")])
+    sources = [Source(file) for file in files]
+    members = (member for source in sources for member in source.members(source.tree.body, "###"))
+    return "\n\n".join([where, sources[0].doc(sources[0].tree), *members])
 
 
 class Source:
@@ -125,8 +129,15 @@ class Source:
     def _class(self, node: ast.ClassDef) -> str:
         bases = ", ".join(f"`{self.text(base)}`" for base in node.bases if self.text(base) not in KINDS)
         kind = f"*{self._kind(node)}{', from ' + bases if bases else ''}.* "
-        items = [self._item(child, behind) for child, behind in zip(node.body, [*node.body[1:], ast.Pass()])]
+        pairs = zip(node.body, [*node.body[1:], ast.Pass()])
+        items = [self._item(child, behind) for child, behind in pairs if not (bases and self._only_overrides(child))]
         return f"{kind}{self.doc(node)}\n\n" + "\n".join(filter(None, items))
+
+    def _only_overrides(self, node: ast.stmt) -> bool:
+        """Whether a member of a derived class says nothing that its base does not."""
+        if isinstance(node, ast.AnnAssign):
+            return self.text(node.annotation).startswith("ClassVar")
+        return isinstance(node, ast.FunctionDef) and not self.doc(node)
 
     def _kind(self, node: ast.ClassDef) -> str:
         kinds = [KINDS[base] for base in map(self.text, node.bases) if base in KINDS]

@@ -13,11 +13,12 @@ from engine.checkpoint.files import CheckpointError
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart, RopeFacts, TorchFunction
+from engine.contracts.ops.function import FUNCTION_RESULTS
 from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.checks.function import tried
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering
-from engine.models.footprint import FUNCTION_RESULTS, alive_in_a_layer
+from engine.models.footprint import alive_in_a_layer
 from engine.plugin_guard.calls import PluginError, describe_error
 from engine.testing import paged_loop
 from engine.testing.architecture import ArchitectureConformance, tensors_of

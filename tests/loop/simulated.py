@@ -14,18 +14,9 @@ from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.planning import Limits
 from engine.step.plan import RowResult, StepPlan, StepResult, StepRow, StepSkipped
+from engine.testing.simulation import DeviceDrafts, VirtualClock
 from tests.exact_model import next_token
 from tests.laws.harness import BLOCK, VOCAB, _plan
-
-
-class VirtualClock:
-    """Seconds that pass when the device says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass(slots=True)
@@ -106,27 +97,6 @@ class SimulatedDevice:
         pass
 
 
-class DeviceDrafts:
-    """A drafter that lives on the simulated device."""
-
-    placement = "device"
-    aux_layers: tuple[int, ...] = ()
-    kv = None
-    kv_lookahead = 0
-    weights_bytes = 0
-
-    def __init__(self, max_width: int) -> None:
-        self.max_width = max_width
-
-    def start(self, engine: Any) -> None: ...
-
-    def extend(self, step: Any) -> None: ...
-
-    def propose(self, rows: Any) -> Any: ...
-
-    def release(self, row_id: int) -> None: ...
-
-
 @dataclass(slots=True)
 class Simulation:
     core: EngineCore
@@ -169,7 +139,7 @@ def simulate(
     shape = PoolShape(reaches, sizes, BLOCK, max_len, budget + drafts + 1, rows, caches.full_share)
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)
-    clock = VirtualClock()
+    clock = VirtualClock(1000.0)
     simulated = kind(clock, **device)
     settings = CoreSettings(
         max_len=max_len, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,

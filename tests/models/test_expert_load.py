@@ -18,7 +18,6 @@ from engine.models.expert_load import busiest_expert, by_load, counted, imbalanc
 from engine.models.fused_experts import fused_cuts, fused_layers
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
-from engine.models.required_tensors import expert_linears
 from engine.testing.plain import PlainQuantizer
 from tests.models.test_placement import mixture, unit
 
@@ -66,7 +65,7 @@ def test_ranks_read_the_experts_that_they_are_dealt() -> None:
     assert [held(rank).numbers for rank in ranks] == [spread[0], spread[0], spread[1], spread[1]]
     for rank in ranks:
         (op,) = (node.op for node in rank.graph.nodes if isinstance(node.op, Experts))
-        assert [up.parts[0].name for up, _ in expert_linears(op)] == [f"{i}.gate" for i in held(rank).numbers]
+        assert [up.parts[0].name for up, _ in op.each] == [f"{i}.gate" for i in held(rank).numbers]
 
 
 def test_of_tensors_that_hold_all_experts_only_a_share_s_rows_are_read() -> None:

@@ -38,7 +38,6 @@ from engine.contracts.ops import (
 from engine.kv.groups import cache_groups, of_rank
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
-from engine.models.required_tensors import expert_linears, head_projection, small_tensors_of
 from engine.models.shares import Units
 from engine.models.stages import Stage, crossing, layer_costs, stages_of
 
@@ -113,15 +112,15 @@ def held(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
             rows = op.rows or Cut(0, op.vocab_size, op.vocab_size)
             found[f"{op.name}.weight"] = marked((op.vocab_size, op.size), [rows[:2]])
         elif isinstance(op, HeadLinear):
-            found |= of_linear(head_projection(op))
+            found |= of_linear(op.projection)
         elif isinstance(op, Linear):
             found |= {} if op.tied else of_linear(op.spec)
         elif isinstance(op, Experts):
-            for spec in (spec for pair in expert_linears(op) for spec in pair):
+            for spec in op.linears:
                 found |= of_linear(spec)
         else:
             heads = op.heads if isinstance(op, Norm) else node.heads
-            for name, shape in small_tensors_of(node):
+            for name, shape in node.op.reads(node):
                 found[name] = marked(shape, [(0, shape[0])] if heads is None else [heads[:2]])
     return found
 

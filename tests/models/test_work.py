@@ -9,9 +9,11 @@ import pytest
 
 from engine.contracts.graph import Builder, Graph
 from engine.contracts.ops import Gated, LinearPart, Route
+from engine.contracts.ops.touched import busiest_share, touched_experts
+from engine.contracts.ops.work import Exchange, Step, Widths
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
-from engine.models.work import Exchange, RankWork, Step, Widths, busiest_share, held_bytes, touched_experts, work_of
+from engine.models.work import RankWork, held_bytes, work_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCAB = 64, 8, 4, 8, 96, 256
 QKV = HIDDEN * (HEADS + 2 * KV_HEADS) * HEAD

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.contracts.ops.work import Step, Widths
 from engine.models.layout import Layout
 from engine.models.placement import place
-from engine.models.work import Step, Widths, held_bytes, work_of
+from engine.models.work import held_bytes, work_of
 from engine_lab.shared.estimates.efficiency import SERVING as OF_SERVING
 from engine_lab.shared.estimates.errors import EstimateError
 

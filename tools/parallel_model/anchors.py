@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.models.work import Widths
+from engine.contracts.ops.work import Widths
 
 BF16, INT8, MXFP4 = Widths(), Widths(body=8, experts=8, head=8), Widths(experts=4.25)
 

@@ -17,7 +17,6 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import Add, Experts, LinearSpec
 from engine.contracts.ops import Linear as LinearOp
 from engine.contracts.quantizer import QuantizedWeight
-from engine.models.required_tensors import linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smoothquant", "fp8")
@@ -54,7 +53,7 @@ def expert_specs(block: Block) -> Iterator[LinearSpec]:
     """The linear layers of a block's experts."""
     for node in block.nodes:
         if isinstance(node.op, Experts):
-            yield from linears_of(node.op)
+            yield from node.op.linears
 
 
 def quantize_layer(

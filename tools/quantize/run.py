@@ -28,7 +28,6 @@ from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.models.fused_experts import fused_tensors
-from engine.models.required_tensors import norm_tensors
 from engine.service.tokenizer import Tokenizer
 from engine_lab.eval.windows import read_prompts, read_text
 
@@ -200,4 +199,4 @@ def _layer(source: Source, index: int, recipe: Recipe, runner: LayerRunner | Non
 
 def norm_names(block: Block) -> list[str]:
     """The tensors of a layer's norms."""
-    return [name for node in block.nodes if isinstance(node.op, Norm) for name, _ in norm_tensors(node.op)]
+    return [name for node in block.nodes if isinstance(node.op, Norm) for name, _ in node.op.tensors]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
 from engine.contracts.ops import (
     MOST_TAPS,
@@ -30,7 +30,6 @@ from engine.contracts.ops import (
     Activation,
     Add,
     Attention,
-    Cut,
     DeltaRule,
     Embed,
     Experts,
@@ -58,6 +57,13 @@ from engine.contracts.ops import (
     SoftCap,
     TorchFunction,
 )
+from engine.contracts.ops.base import Node as Node
+from engine.contracts.ops.caches import EVERY_TOKEN as EVERY_TOKEN
+from engine.contracts.ops.caches import Cached as Cached
+from engine.contracts.ops.caches import KVSpec as KVSpec
+from engine.contracts.ops.caches import Reach as Reach
+from engine.contracts.ops.caches import StateSpec as StateSpec
+from engine.contracts.ops.caches import TokenShare as TokenShare
 
 Shard = Literal["out", "in", "none"]
 
@@ -71,21 +77,6 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One op of a graph, with the numbers of the values that it reads and makes."""
-
-    op: Op
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    cache: int | None = None
-    """Which of :attr:`Graph.caches` the op writes or reads, if any."""
-    sinks: str | None = None
-    """Of attention with sinks: the tensor with the logits, ``[num_heads]``."""
-    heads: Cut | None = None
-    """Of attention that ranks share out: those of one rank."""
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Nodes in the order in which they are computed."""
 
@@ -93,56 +84,6 @@ class Block:
     residual: int | None = None
     """Of a layer: the value that enters it as the residual stream. Of an embedding that layers elsewhere read: what
     enters the first of them."""
-
-
-class Reach(NamedTuple):
-    """Which cached tokens a query sees; caches that are read alike are one KV group. See
-    :class:`engine.contracts.kv_allocator.KVGroup`."""
-
-    kind: Literal["full", "window", "chunked", "state"] = "full"
-    tokens: int | None = None
-    """Of a window, or of a chunk."""
-
-
-EVERY_TOKEN = Reach()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenShare:
-    """Which tokens one of several ranks caches: the ``index``-th of ``ranks`` equal stretches of every KV block."""
-
-    ranks: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """What one layer caches of a token: a key and a value for each head."""
-
-    num_kv_heads: int
-    head_dim: int
-    reach: Reach = EVERY_TOKEN
-    value_dim: int | None = None
-    """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
-    tokens: TokenShare | None = None
-    """Of one rank; ``None``: all. All caches of a KV group have the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpec:
-    """What a recurrent op caches, in float32: ``token_size`` numbers of each token, and of each block the
-    ``state_size`` numbers behind its last token. A query reads what the tokens of its block and of the one before left,
-    and the state behind the block before."""
-
-    token_size: int
-    state_size: int = 0
-
-    @property
-    def reach(self) -> Reach:
-        return Reach("state")
-
-
-Cached = KVSpec | StateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,6 +507,10 @@ class Builder:
         if not inputs or (by_feature and set(sizes) != {size}):
             raise ValueError(f"torch function {function}: {size} features of inputs of {list(sizes)}, expected as many")
         return self._add(TorchFunction(function, sizes, size, tuple((tensors or {}).items()), by_feature), inputs, size)
+
+    def op(self, op: Op, *inputs: Value, size: int) -> Value:
+        """Any op that makes one value, of ``size`` features, and for which there is no method here."""
+        return self._add(op, inputs, size)
 
     # ------------------------------------------------------------------------------------------------------------------
 

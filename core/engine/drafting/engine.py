@@ -19,7 +19,7 @@ from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRow
 from engine.contracts.graph import Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Experts, HeadLinear, Linear, LinearSpec, Norm, Rope
+from engine.contracts.ops import Attention, Experts, Linear, LinearSpec, Norm, Rope
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
@@ -35,7 +35,7 @@ from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.patterns import lower_rotations
 from engine.kv.cache import KVCache
 from engine.models.fused_experts import fused_names, is_fused
-from engine.models.required_tensors import head_projection, linears_of, small_tensors_of, unread_names
+from engine.models.required_tensors import unread_names
 from engine.models.stored import linear_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
@@ -279,13 +279,11 @@ class Weights:
         """Every tensor that some nodes need."""
         for node in nodes:
             op = node.op
-            self._require({name for name, _ in small_tensors_of(node)})
+            self._require({name for name, _ in op.reads(node)})
             if isinstance(op, Experts) and is_fused(op, self.names, self._quantizer):
                 self._require(fused_names(op, self._quantizer)[0])
-            elif isinstance(op, HeadLinear):
-                self._require(linear_names(head_projection(op), self._quantizer)[0])
             elif not (isinstance(op, Linear) and op.tied):
-                for spec in linears_of(op):
+                for spec in (*op.linears, *op.projections):
                     self._require(linear_names(spec, self._quantizer)[0])
 
     def _loader(self, graph: Graph | None = None, first: int = 0) -> Loader:

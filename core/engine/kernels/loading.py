@@ -21,7 +21,6 @@ from engine.contracts.ops import (
     AllGather,
     CountExperts,
     Cut,
-    DeltaRule,
     Embed,
     Experts,
     HeadLinear,
@@ -30,7 +29,6 @@ from engine.contracts.ops import (
     LinearSpec,
     Norm,
     Router,
-    ShortConv,
 )
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
@@ -48,12 +46,8 @@ from engine.models.required_tensors import (
     check_shape,
     checked_checkpoint,
     checkpoint_notes,
-    expert_linears,
-    head_projection,
     kv_scale_names,
-    norm_tensors,
     projection,
-    router_tensors,
     unread_bytes,
 )
 from engine.models.sharding import cuts_of, has_bias
@@ -190,7 +184,7 @@ class Loader:
         for node in block.nodes:
             if isinstance(node.op, KVWrite):
                 self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
-            elif isinstance(node.op, ShortConv | DeltaRule):
+            elif node.op.keeps_state:
                 self._kv_scales.append(None)
         return lowered
 
@@ -262,8 +256,8 @@ class Loader:
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
         """Of each expert, gate and up, and down: layers and their tensors, which last as long as they are held."""
         if op.fused is None or not is_fused(op, self._checkpoint.names, self._quantizer):
-            return ((self._stored(up), self._stored(down)) for up, down in expert_linears(op))
-        layers, single = fused_layers(op), zip(*expert_linears(op), strict=True)
+            return ((self._stored(up), self._stored(down)) for up, down in op.each)
+        layers, single = fused_layers(op), zip(*op.each, strict=True)
         up, down = (self._of_each(op, layer, specs) for layer, specs in zip(layers, single, strict=True))
         return zip(up, down, strict=True)
 
@@ -296,7 +290,7 @@ class Loader:
 
     def head_weights(self, op: HeadLinear) -> Tensor:
         if op.name not in self._small:
-            spec = head_projection(op)
+            spec = op.projection
             stored = self._part(spec, 0)
             weight = stored["weight"] if set(stored) == {"weight"} else self._unpacked(spec, stored)
             self._small[op.name] = weight.to(device=self.lowering.device, dtype=self.lowering.dtype)
@@ -316,7 +310,7 @@ class Loader:
         return found
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
-        found = [self.small(name, shape) for name, shape in router_tensors(op)]
+        found = [self.small(name, shape) for name, shape in op.tensors]
         return found[0], found[1] if op.bias else None
 
     def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -336,7 +330,7 @@ class Loader:
 
     def _norm_tensors(self, op: Norm) -> dict[str, Tensor]:
         found = {}
-        for name, shape in norm_tensors(op):
+        for name, shape in op.tensors:
             if name not in self._norms:
                 self._norms[name] = self.tensor(name, shape, _rows(op.heads)).float().to(self.lowering.device)
                 self.hold(self._norms[name])

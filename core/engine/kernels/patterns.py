@@ -26,7 +26,6 @@ from engine.contracts.ops import (
     ShortConv,
 )
 from engine.models.fuse import Match
-from engine.models.required_tensors import linears_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def mix_experts(nodes: Sequence[Node]) -> Match | None:
         return None
     add, (made,) = rest.take(Add), experts.outputs
     adds = add is not None and add.inputs[1] == made and add.inputs[0] not in (made, *experts.inputs)
-    return Match(MixExperts(experts.op, adds), 2 if adds else 1, linears_of(experts.op))
+    return Match(MixExperts(experts.op, adds), 2 if adds else 1, experts.op.linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ def norm_mixture(nodes: Sequence[Node]) -> Match | None:
     if experts is None or add is None:
         return None
     what = NormMixture(norm.op, ChooseExperts(router.op, route.op), experts.op)
-    return Match(what, rest.count, linears_of(experts.op))
+    return Match(what, rest.count, experts.op.linears)
 
 
 @dataclass(frozen=True, slots=True)

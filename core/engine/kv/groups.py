@@ -14,7 +14,6 @@ from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import EVERY_TOKEN, Cached, KVSpec, Reach, TokenShare
 from engine.contracts.kv_allocator import KVGroup
 from engine.models.placement import RankGraph
-from engine.models.work import cached_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class CacheGroups:
     def full_share(self) -> float:
         """Of the numbers that a token leaves in caches with and without a window, the share of those without; 1.0 where
         no cache keeps every token."""
-        numbers = [(cached_numbers(spec), spec.reach.kind) for spec in self.caches if isinstance(spec, KVSpec)]
+        numbers = [(spec.numbers, spec.reach.kind) for spec in self.caches if isinstance(spec, KVSpec)]
         full = sum(count for count, kind in numbers if kind == "full")
         return full / sum(count for count, _ in numbers) if full else 1.0
 

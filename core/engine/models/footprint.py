@@ -7,16 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import DeltaRule, Experts, Linear, LinearSpec, ShortConv, TorchFunction
+from engine.contracts.ops import Experts, Linear
 from engine.contracts.step_cost import Mixture
 from engine.models.fuse import Fused
-
-FUNCTION_RESULTS = 4
-"""What the operations of a torch function have made and not given back, at most, in outputs of the function: it is not
-known, and functions are short."""
-
-STATE_RESULTS = 6
-"""What a recurrent op in torch makes of its inputs, in their features: float32 copies, and blocks of heads."""
 
 
 def made_in_a_layer(graph: Graph) -> int:
@@ -40,28 +33,17 @@ def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable
 
 def _beside(graph: Graph, node: Node) -> int:
     """Features that an op needs for a token beside its inputs and outputs."""
-    if isinstance(node.op, Experts):  # what each expert makes, before it is added up
-        return node.op.top_k * node.op.down.out_features
-    if isinstance(node.op, TorchFunction):
-        return FUNCTION_RESULTS * node.op.out_features
-    if isinstance(node.op, ShortConv | DeltaRule):
-        return STATE_RESULTS * sum(graph.sizes[number] for number in node.inputs)
-    return 0
+    return node.op.beside(sum(graph.sizes[number] for number in node.inputs))
 
 
 def mixtures(graph: Graph) -> tuple[Mixture, ...]:
     """The mixtures of a model, alike ones as one: what shares of the weights that a single token reads they are."""
-    always = sum(_weights(node.op.spec) for node in graph.nodes if isinstance(node.op, Linear))
+    total = sum(node.op.weights_of_a_token for node in graph.nodes)
     read: Counter[tuple[int, int]] = Counter()
     for node in graph.nodes:
         if isinstance(op := node.op, Experts):
-            read[op.num_experts, op.top_k] += op.top_k * (_weights(op.gate_up) + _weights(op.down))
-    total = always + read.total()
+            read[op.num_experts, op.top_k] += op.weights_of_a_token
     return tuple(Mixture(*sizes, weights / total) for sizes, weights in read.items())
-
-
-def _weights(spec: LinearSpec) -> int:
-    return spec.in_features * spec.out_features
 
 
 def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None) -> int:

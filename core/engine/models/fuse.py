@@ -43,15 +43,8 @@ class Fused(Generic[K]):
     @property
     def title(self) -> str:
         """``norm, linear, rope, kv_write``"""
-        return ", ".join(_NAMES.get(type(node.op).__name__, type(node.op).__name__.lower()) for node in self.nodes)
+        return ", ".join(node.op.title for node in self.nodes)
 
-
-_NAMES = {
-    "KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap", "ShortConv": "short_conv",
-    "DeltaRule": "delta_rule", "TorchFunction": "torch_function", "AllReduce": "all_reduce", "AllGather": "all_gather",
-    "OwnExperts": "own_experts", "CountExperts": "count_experts", "SharedAttention": "shared_attention",
-    "GatherTokens": "gather_tokens", "SumTokens": "sum_tokens",
-}  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from engine.contracts.graph import EVERY_TOKEN, Block, Cached, Graph, KVSpec, Node, StateSpec, TokenShare
 from engine.contracts.ops import (
@@ -19,21 +19,12 @@ from engine.contracts.ops import (
     Embed,
     Experts,
     GatherTokens,
-    HeadJoin,
-    HeadLinear,
     HeldExperts,
-    KVWrite,
     Linear,
-    LinearPart,
-    LinearSpec,
-    Norm,
     OwnExperts,
-    Range,
-    Share,
     SharedAttention,
     Slice,
     SumTokens,
-    TorchFunction,
 )
 from engine.models.expert_load import ExpertLoad, by_load, check_load, in_order
 from engine.models.layout import Layout
@@ -191,7 +182,7 @@ class _OfRank:
         self._converted: dict[tuple[int, int | None], int] = {}
         """Values in the other form than they were made: gathered (``None``), or cut as a share says (its id)."""
         for value, shared in shares.of_value.items():
-            self._sizes[value] = self._own(shared, graph.sizes[value]).size
+            self._sizes[value] = self.own(shared, graph.sizes[value]).size
 
     def graph(self) -> Graph:
         blocks, numbers = (self._graph.embed, *self._graph.layers, self._graph.head), iter(range(1 << 30))
@@ -227,7 +218,7 @@ class _OfRank:
 
     # Values ----------------------------------------------------------------------------------------------------------
 
-    def _own(self, shared: Shared, size: int) -> Cut:
+    def own(self, shared: Shared, size: int) -> Cut:
         """This rank's features, or heads, of ``size``."""
         begin, end = shared.found.bounds[self._index]
         return Cut(_whole(begin * size), _whole(end * size), size)
@@ -252,7 +243,7 @@ class _OfRank:
 
     def _cut(self, value: int, shared: Shared | None) -> int:
         assert shared is not None
-        mine = self._own(shared, self._graph.sizes[value])
+        mine = self.own(shared, self._graph.sizes[value])
         number = self._value(mine.size)
         self._nodes.append(Node(Slice(mine.start, mine.stop), (value,), (number,)))
         return number
@@ -267,18 +258,18 @@ class _OfRank:
         op, of_op, wanted = node.op, self._shares.of_op.get(i), self._shares.reads[i]
         shared = next((each for each in wanted if each is not None), None)
         if isinstance(op, Embed) and of_op is not None:
-            self._reduced(replace(node, op=replace(op, rows=self._own(of_op, op.vocab_size))))
+            self._reduced(replace(node, op=replace(op, rows=self.own(of_op, op.vocab_size))))
         elif isinstance(op, Experts) and of_op is not None:
             self._experts(node, op, of_op)
         elif isinstance(op, Linear) and of_op is not None and shared is not None:
-            mine = self._own(of_op, op.spec.in_features)
-            self._reduced(replace(node, op=replace(op, spec=_some_inputs(op.spec, mine))))
+            mine = self.own(of_op, op.spec.in_features)
+            self._reduced(replace(node, op=replace(op, spec=op.spec.some_inputs(mine))))
         elif isinstance(op, Linear) and of_op is not None:
             self._by_outputs(node, op, of_op)
         elif isinstance(op, Linear):
             made = [each for value in node.outputs if (each := self._shares[value]) is not None]
-            own = [self._own(each, size) for each, size in zip(made, op.spec.outputs, strict=False)]
-            self._nodes.append(replace(node, op=replace(op, spec=_some_outputs(op.spec, own))) if own else node)
+            own = [self.own(each, size) for each, size in zip(made, op.spec.outputs, strict=False)]
+            self._nodes.append(replace(node, op=replace(op, spec=op.spec.some_outputs(own))) if own else node)
         elif isinstance(op, Attention) and shared is not None and self._spreads(node):
             self._shared_attention(node, op, shared)
         else:
@@ -299,18 +290,17 @@ class _OfRank:
         """A layer that cannot be cut along its inputs makes a part of its outputs of all of them."""
         (made,) = node.outputs
         size, bounds = op.spec.out_features, shared.found.bounds
-        mine = self._own(shared, size)
+        mine = self.own(shared, size)
         part = self._value(mine.size)
         gather = AllGather(size, tuple((_whole(begin * size), _whole(end * size)) for begin, end in bounds))
-        own = replace(op, spec=_some_outputs(op.spec, [mine]))
+        own = replace(op, spec=op.spec.some_outputs([mine]))
         self._nodes += [replace(node, op=own, outputs=(part,)), Node(gather, (part,), (made,))]
 
     def _experts(self, node: Node, op: Experts, shared: Shared) -> None:
         layout, (x, ids, weights) = self._layout, node.inputs
-        mine, own = self._own(shared, op.down.in_features), op
+        mine, own = self.own(shared, op.down.in_features), op
         if mine.size < mine.whole:
-            gate_up = _some_outputs(op.gate_up, [mine, mine])
-            own = replace(op, gate_up=gate_up, down=_some_inputs(op.down, mine))
+            own = op.some_features(mine)
         if layout.ep > layout.tp:  # one share for each rank of the stage, whichever tokens it computes
             x, ids, weights = (self._of_all_tokens(value) for value in node.inputs)
         if layout.ep > 1:
@@ -318,7 +308,7 @@ class _OfRank:
             ids_here, weights_here = self._value(self._sizes[ids]), self._value(self._sizes[weights])
             self._nodes.append(Node(OwnExperts(held), (ids, weights), (ids_here, weights_here)))
             node = replace(node, inputs=(x, ids_here, weights_here))
-            own = replace(own, num_experts=len(held.numbers), held=held)
+            own = own.some_experts(held)
         node = replace(node, op=own)
         if own is op:  # they can neither be cut nor spread: each rank has them all
             self._nodes.append(node)
@@ -333,28 +323,10 @@ class _OfRank:
 
     def _of_parts(self, node: Node, shared: Shared) -> Node:
         """An op that computes parts of its inputs by themselves: this rank's."""
-        op = node.op
-        if isinstance(op, Norm) and op.by_head:
-            heads = self._own(shared, op.by_head)
-            return replace(node, op=replace(op, by_head=heads.size, heads=heads))
-        if isinstance(op, HeadJoin):
-            return replace(node, op=replace(op, num_heads=self._own(shared, op.num_heads).size))
-        if isinstance(op, HeadLinear):
-            heads = self._own(shared, op.num_heads)
-            return replace(node, op=replace(op, num_heads=heads.size, heads=heads))
-        if isinstance(op, KVWrite):
-            heads = self._own(shared, op.num_kv_heads)
-            assert node.cache is not None
-            spec = self._caches[node.cache]
-            assert isinstance(spec, KVSpec)
-            self._caches[node.cache] = replace(spec, num_kv_heads=heads.size)
-            return replace(node, op=replace(op, num_kv_heads=heads.size, heads=heads))
-        if isinstance(op, Attention):
-            return self._attention(node, op, shared)
-        if isinstance(op, TorchFunction):
-            size = self._own(shared, op.out_features).size
-            return replace(node, op=replace(op, in_features=(size,) * len(op.in_features), out_features=size))
-        return node
+        own = node.op.of_rank(node, _Mine(self, shared))
+        if own.cache is not None:
+            self._caches[own.cache] = own.op.cached(self._caches[own.cache])
+        return own
 
     def _spreads(self, node: Node) -> bool:
         """Whether ranks share out the tokens that it attends to."""
@@ -371,38 +343,26 @@ class _OfRank:
         features = tuple((start * op.head_dim, stop * op.head_dim) for start, stop in shares)
         (queries,) = node.inputs
         self._nodes.append(Node(AllGather(count * op.head_dim, features, "dcp"), (queries,), (gathered,)))
-        keys = shared.found.heads_of
-        kv_heads = op.num_kv_heads if keys is None else self._own(keys, op.num_kv_heads).size
+        kv_heads = _Mine(self, shared).keys(op.num_kv_heads)
         together = replace(op, num_heads=count, num_kv_heads=kv_heads, sinks=False)
         own = Cut(*heads[index], op.num_heads)
         spread = SharedAttention(together, shares, index, op.sinks)
         self._nodes.append(replace(node, op=spread, inputs=(gathered,), heads=own))
 
-    def _attention(self, node: Node, op: Attention, shared: Shared) -> Node:
-        heads, keys = self._own(shared, op.num_heads), shared.found.heads_of
-        kv_heads = op.num_kv_heads if keys is None else self._own(keys, op.num_kv_heads).size
-        return replace(node, op=replace(op, num_heads=heads.size, num_kv_heads=kv_heads), heads=heads)
 
+@dataclass(frozen=True, slots=True)
+class _Mine:
+    """What a rank has of values that are shared out alike: :class:`engine.contracts.ops.base.Mine`."""
 
-def _some_inputs(spec: LinearSpec, mine: Cut) -> LinearSpec:
-    share = Share(spec, tuple(((0, part.out_features),) for part in spec.parts), (mine.start, mine.stop))
-    # Summands are added up: only one brings the biases.
-    parts = spec.parts if mine.start == 0 else tuple(replace(part, bias=False) for part in spec.parts)
-    return replace(spec, parts=parts, in_features=mine.size, share=share)
+    _rank: _OfRank
+    _shared: Shared
 
+    def __call__(self, size: int) -> Cut:
+        return self._rank.own(self._shared, size)
 
-def _some_outputs(spec: LinearSpec, own: Sequence[Cut]) -> LinearSpec:
-    """``own``: of each value that the layer makes."""
-    parts: list[LinearPart] = []
-    rows: list[tuple[Range, ...]] = []
-    cuts = iter(own)
-    for part in spec.parts:
-        begins = accumulate(part.outputs, initial=0)
-        mine = [(begin, next(cuts)) for begin, _ in zip(begins, part.outputs, strict=False)]
-        rows.append(tuple((begin + cut.start, begin + cut.stop) for begin, cut in mine))
-        sizes = tuple(cut.size for _, cut in mine)
-        parts.append(replace(part, out_features=sum(sizes), slices=sizes if part.slices else ()))
-    return replace(spec, parts=tuple(parts), share=Share(spec, tuple(rows)))
+    def keys(self, count: int) -> int:
+        keys = self._shared.found.heads_of
+        return count if keys is None else self._rank.own(keys, count).size
 
 
 def _whole(number: Fraction) -> int:

@@ -14,13 +14,10 @@ from engine.checkpoint.limits import MAX_TENSORS
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import Attention, DeltaRule, Embed, Experts, KVWrite, Linear, PositionScale, Rope, ShortConv
+from engine.contracts.ops import Attention, Embed, Experts, Linear
 from engine.models.rotations import why_no_longer
 from engine.plugin_guard.calls import contract_error
 from engine.plugin_guard.values import problems
-
-OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale, ShortConv, DeltaRule)
-"""Ops that need to know where tokens are: known in layers alone."""
 
 
 def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
@@ -86,7 +83,7 @@ def _not_whole(graph: Graph) -> Iterator[str]:
             if missing := [number for number in node.inputs if number not in made]:
                 yield f"{where}: {type(node.op).__name__} reads values {missing} of another builder"
             made.update(node.outputs)
-            if where in ("embed", "head") and isinstance(node.op, OF_POSITIONS):
+            if where in ("embed", "head") and node.op.needs_positions:
                 yield f"{where}: {type(node.op).__name__} outside of a layer"
     for i, layer in enumerate(graph.layers):
         inside = {number for node in layer.nodes for number in node.outputs}

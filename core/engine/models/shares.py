@@ -17,30 +17,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import (
-    Activation,
-    Add,
-    Attention,
-    Embed,
-    Experts,
-    Gate,
-    Gated,
-    HeadJoin,
-    HeadLinear,
-    HeadSlice,
-    KVWrite,
-    Linear,
-    LinearSpec,
-    Norm,
-    PositionScale,
-    Rope,
-    Scale,
-    ScaleBy,
-    SoftCap,
-    TorchFunction,
-)
+from engine.contracts.ops import Embed, Experts, Linear, LinearSpec
 from engine.models.fused_experts import fused_layers
-from engine.models.required_tensors import head_projection
 from engine.models.sharding import Axis
 
 Bounds = tuple[tuple[Fraction, Fraction], ...]
@@ -199,10 +177,8 @@ class _Finder:
                     vocabulary.same(self._shares.of_value[node.outputs[0]])
             elif isinstance(op, Experts):
                 self._experts(i, node, op, cuts_experts)
-            elif isinstance(op, Rope):
-                self._rope(i, node, op)
             else:
-                self._other(i, node)
+                self._alike(i, node)
         return self._shares
 
     def _linear(self, i: int, node: Node, op: Linear) -> None:
@@ -239,71 +215,50 @@ class _Finder:
                 shared.may_cut(Fraction(unit or 1, features))
         self._shares.of_op[i] = shared
 
-    def _rope(self, i: int, node: Node, op: Rope) -> None:
-        """Each input by itself."""
-        self._shares.reads[i] = tuple(self._shares[value] for value in node.inputs)
-        for value, made, shared in zip(node.inputs, node.outputs, self._shares.reads[i], strict=True):
-            if shared is not None:
-                shared.may_cut(Fraction(op.head_dim, self._graph.sizes[value]))
-                self._make(made, shared)
-
-    def _other(self, i: int, node: Node) -> None:
-        """Inputs and outputs are shared out alike, or whole."""
+    def _alike(self, i: int, node: Node) -> None:
+        """Inputs and outputs are shared out alike, or whole; or each output as the input that it is computed of."""
         op, sizes = node.op, self._graph.sizes
         shared = [found for value in node.inputs if (found := self._shares[value]) is not None]
-        parts = _parts(node, sizes)
+        parts = op.parts(sizes[node.inputs[0]])
         keys = self._caches.get(node.cache) if node.cache is not None else None
-        if isinstance(op, Attention) and keys is None and op.num_kv_heads > 1:
+        if keys is None and op.kv_heads_read > 1:
             parts = None  # all keys are here, and so must be all queries
-        if isinstance(op, Attention) and keys is not None and not shared:
-            shared = [Shared(keys.name, Fraction(1, op.num_heads))]  # of whole queries each rank takes its own
+        if keys is not None and op.kv_heads_read and not shared and parts is not None:
+            shared = [Shared(keys.name, Fraction(1, parts))]  # of whole queries each rank takes its own
         if not shared or parts is None:
             self._read_whole(i, node)
+            return
+        if op.each_alone:
+            self._each_alone(i, node)
             return
         mine = shared[0].found
         for other in shared[1:]:
             mine.same(other)
         mine.may_cut(Fraction(1, parts))
-        if isinstance(op, HeadLinear):
-            unit = self._units(head_projection(op), "out")
+        for spec in op.projections:
+            unit = self._units(spec, "out")
             if unit is None:
-                raise ValueError(f"{op.name}: projections of heads that are stored so cannot be cut")
-            mine.may_cut(Fraction(unit, op.num_heads * op.rows))
-        if isinstance(op, Attention) and keys is not None:
-            mine.heads_of, keys.found.kv_heads = keys, op.num_kv_heads
-        if isinstance(op, KVWrite) and node.cache is not None:
+                raise ValueError(f"{spec.parts[0].name}: projections of heads that are stored so cannot be cut")
+            mine.may_cut(Fraction(unit, spec.out_features))
+        if keys is not None and op.kv_heads_read:
+            mine.heads_of, keys.found.kv_heads = keys, op.kv_heads_read
+        if op.writes_keys and node.cache is not None:
             self._caches[node.cache] = mine
-        # A gate of all features is one number, which every rank has.
-        one = [isinstance(op, Gate) and sizes[value] == 1 and parts > 1 for value in node.inputs]
-        self._shares.reads[i] = tuple(None if whole else mine for whole in one)
+        # An input of one feature, such as a gate of all features, is a number that every rank has.
+        self._shares.reads[i] = tuple(None if sizes[value] == 1 and parts > 1 else mine for value in node.inputs)
         for value in node.outputs:
             self._make(value, mine)
+
+    def _each_alone(self, i: int, node: Node) -> None:
+        self._shares.reads[i] = tuple(self._shares[value] for value in node.inputs)
+        for value, made, shared in zip(node.inputs, node.outputs, self._shares.reads[i], strict=True):
+            parts = node.op.parts(self._graph.sizes[value])
+            if shared is not None and parts is not None:
+                shared.may_cut(Fraction(1, parts))
+                self._make(made, shared)
 
     def _make(self, value: int, shared: Shared) -> None:
         self._shares.of_value[value] = shared
 
     def _read_whole(self, i: int, node: Node) -> None:
         self._shares.reads[i] = (None,) * len(node.inputs)
-
-
-def _parts(node: Node, sizes: Sequence[int]) -> int | None:
-    """Into how many equal parts the inputs and outputs of an op fall of which each is computed by itself, heads or
-    features; ``None``: it needs all of them."""
-    op = node.op
-    size = sizes[node.inputs[0]]
-    match op:
-        case Norm():
-            return op.by_head or (size // op.size if size > op.size else None)
-        case HeadSlice():
-            return size // op.head_dim
-        case HeadJoin() | HeadLinear() | Attention():
-            return op.num_heads
-        case KVWrite():
-            return op.num_kv_heads
-        case Gated() | Activation() | Add() | Gate() | PositionScale() | Scale() | SoftCap():
-            return size
-        case ScaleBy():
-            return size if op.size == 1 else None
-        case TorchFunction():
-            return size if op.by_feature else None
-    return None

@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from engine.contracts.graph import Block, Graph
-from engine.contracts.ops import Experts, Linear, LinearSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +80,7 @@ def _cheapest(
 
 def layer_costs(graph: Graph) -> list[float]:
     """Weights that a token reads, of each layer and of the head."""
-    return [float(sum(_weights(node.op) for node in block.nodes)) for block in (*graph.layers, graph.head)]
-
-
-def _weights(op: object) -> int:
-    if isinstance(op, Linear):
-        return _size(op.spec)
-    if isinstance(op, Experts):
-        return op.top_k * (_size(op.gate_up) + _size(op.down))
-    return 0
-
-
-def _size(spec: LinearSpec) -> int:
-    return spec.in_features * spec.out_features
+    return [float(sum(node.op.weights_of_a_token for node in block.nodes)) for block in (*graph.layers, graph.head)]
 
 
 def _borders(graph: Graph) -> list[int]:

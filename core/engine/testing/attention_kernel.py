@@ -168,9 +168,7 @@ class AttentionKernelConformance:
         """While drafts are verified the host does not know how many are accepted."""
         case = self.fitted("verify")
         inputs = make_inputs(case, self.dtype, self.device)
-        bounds = tuple(kv_len + 3 for _, kv_len in case.rows)
-        got = run(self.built(case), case, replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)))
-        self.check(got, case, inputs)
+        self.check(run(self.built(case), case, inputs.with_bounds(3)), case, inputs)
 
     def test_blocks_that_a_window_has_passed_are_not_read(self) -> None:
         """They are padding, or another request's by now: whatever is there, also what a broken one left."""
@@ -197,11 +195,8 @@ class AttentionKernelConformance:
     def test_queries_may_be_a_view_of_a_fused_projection(self) -> None:
         case = self.fitted("prefill_decode_verify")
         inputs = make_inputs(case, self.dtype, self.device)
-        shape = (inputs.q.shape[0], case.num_heads + 2 * case.num_kv_heads, case.head_dim)
-        fused = torch.full(shape, float("nan"), dtype=inputs.q.dtype, device=self.device)
-        fused[:, : case.num_heads] = inputs.q
-        got = run(self.built(case), case, replace(inputs, q=fused[:, : case.num_heads]))
-        self.check(got, case, inputs)
+        fused = inputs.in_projection(case.num_kv_heads, beside=float("nan"))
+        self.check(run(self.built(case), case, fused), case, inputs)
 
     def test_it_only_reads(self) -> None:
         case = self.fitted("verify")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
+from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
@@ -98,3 +99,54 @@ class PlainAttention:
 
     def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
         return paged_attention_lse(prepared, op, q, cache)
+
+
+class PlainAllocator:
+    """Blocks in order of their release, and no cached prefixes."""
+
+    caches_prefixes = False
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def start(self, groups: Sequence[KVGroup]) -> None:
+        self._groups = tuple(groups)
+        self._free = [list(range(1, group.num_blocks)) for group in groups]
+
+    def match_prefix(self, prefix: Prefix) -> int:
+        return 0
+
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        return Lease(request_id, tuple([] for _ in self._groups), 0, 0)
+
+    def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> tuple[int, ...]:
+        whole = -(-num_tokens // self._block_size)
+        held = (0,) * len(self._groups) if lease is None else map(len, lease.blocks)
+        return tuple(max(0, whole - count) for count in held)
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        needed = self.blocks_needed(lease, num_tokens, num_tokens)
+        if any(count > len(free) for count, free in zip(needed, self._free)):
+            return False
+        for count, ids, free in zip(needed, lease.blocks, self._free):
+            ids += free[:count]
+            del free[:count]
+        return True
+
+    def commit(self, lease: Lease, prefix: Prefix) -> None:
+        lease.num_committed = prefix.num_tokens
+        for group, ids, free in zip(self._groups, lease.blocks, self._free):
+            passed = min(len(ids), group.num_passed(prefix.num_tokens, self._block_size))
+            free += filter(None, ids[:passed])
+            ids[:passed] = [0] * passed
+
+    def release(self, lease: Lease) -> None:
+        for ids, free in zip(lease.blocks, self._free):
+            free += filter(None, ids)
+            ids.clear()
+
+    def usage(self) -> tuple[BlockUsage, ...]:
+        totals = (group.num_blocks - 1 for group in self._groups)
+        return tuple(BlockUsage(total, len(free), 0, total - len(free)) for total, free in zip(totals, self._free))
+
+    def reset_cache(self) -> None: ...

@@ -20,7 +20,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import Experts, HeadLinear, Linear
+from engine.contracts.ops import Experts, Linear
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.kernels.backends import rotations
@@ -31,7 +31,7 @@ from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import head_projections, linears_of, small_tensors
+from engine.models.required_tensors import head_projections, small_tensors
 from engine.testing.context import build_context
 
 BLOCK = 16
@@ -70,9 +70,7 @@ def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             continue
-        if isinstance(node.op, HeadLinear):
-            yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
-        for spec in linears_of(node.op):
+        for spec in node.op.linears:
             for part in spec.parts:
                 yield f"{part.name}.weight", (part.out_features, spec.in_features)
                 if part.bias:

@@ -6,19 +6,30 @@
         def make(self):
             return Mine(SchedulerConfig(), build_context(BLOCK))
 
-Properties are checked on random views, and on whole random workloads in :mod:`engine.testing.simulation`.
+Properties are checked on random views, and on whole random workloads that the real loop serves on a virtual clock
+(:mod:`engine.testing.simulation`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import reduce
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.scheduler import Blocks, RequestView, Schedule, Scheduler, SchedulerView, fit
+from engine.contracts.scheduler import (
+    Blocks,
+    RequestView,
+    Schedule,
+    ScheduledRow,
+    Scheduler,
+    SchedulerView,
+    fit,
+    plus,
+)
 from engine.contracts.step_cost import StepCost
-from engine.testing.simulation import Job, Machine, Simulation, check_schedule
+from engine.testing.simulation import Job, Machine, Simulation
 from engine.testing.subject import Subject, Suite, filled
 
 BLOCK = 16
@@ -153,6 +164,7 @@ def workloads(draw: st.DrawFn) -> tuple[Machine, list[Job]]:
         itl_target_ms=draw(st.sampled_from([0.0, 8.0])),
         num_draft_tokens=draw(st.sampled_from([0, 3])),
         window=draw(st.sampled_from([0, 5, WINDOW])),
+        in_flight=draw(st.sampled_from([1, 2])),
     )
     job = st.builds(
         Job,
@@ -162,6 +174,59 @@ def workloads(draw: st.DrawFn) -> tuple[Machine, list[Job]]:
         priority=st.integers(0, 1),
     )
     return machine, draw(st.lists(job, min_size=1, max_size=10))
+
+
+def check_schedule(view: SchedulerView, schedule: Schedule) -> None:
+    """Assert everything the contract says about a schedule for ``view``."""
+    _check_types(schedule)
+    running = {r.request_id: r for r in view.running}
+    waiting = {r.request_id: r for r in view.waiting}
+    ids = [row.request_id for row in schedule.rows]
+    assert len(set(ids)) == len(ids), f"a request is scheduled twice: {ids}"
+    unknown = set(ids) - running.keys() - waiting.keys()
+    assert not unknown, f"unknown requests: {unknown}"
+    total = 0
+    for row in schedule.rows:
+        request = running.get(row.request_id) or waiting[row.request_id]
+        assert 0 < row.num_tokens <= request.remaining, f"{row} of {request}"
+        total += row.num_tokens + (request.num_draft_tokens if request.remaining == 1 else 0)
+    # One decode with its drafts always fits: the core never asks for more drafts than the budget holds.
+    assert total <= view.token_budget, f"{total} tokens in a budget of {view.token_budget}"
+    new = [name for name in ids if name in waiting]
+    assert len(new) <= view.free_rows, f"{len(new)} new requests for {view.free_rows} rows"
+    _check_victims(view, schedule, new)
+
+
+def _check_types(schedule: Schedule) -> None:
+    assert isinstance(schedule, Schedule), f"a {type(schedule).__name__}, expected a Schedule"
+    rows, order = schedule.rows, schedule.preempt_order
+    assert isinstance(rows, tuple) and isinstance(order, tuple), "rows and preempt_order are tuples"
+    for row in rows:
+        assert isinstance(row, ScheduledRow) and type(row.num_tokens) is int, f"{row!r}, expected a ScheduledRow"
+
+
+def _check_victims(view: SchedulerView, schedule: Schedule, new: list[str]) -> None:
+    order = schedule.preempt_order
+    running = {r.request_id for r in view.running}
+    assert len(set(order)) == len(order), "a victim is named twice"
+    assert set(order) <= running, f"victims that do not run: {set(order) - running}"
+    assert not running or set(order) < running, "every running request may be preempted: nobody is sure to end"
+    none = (0,) * len(view.free_blocks)
+    needed = reduce(plus, (view.blocks_needed(row.request_id, row.num_tokens) for row in schedule.rows), none)
+    if running and not fit(needed, view.free_blocks):
+        assert not new, f"new requests join those who run: {needed} blocks are needed and {view.free_blocks} available"
+
+
+class _Checked:
+    """A scheduler whose every schedule is checked."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def plan(self, view: SchedulerView) -> Schedule:
+        schedule = self._scheduler.plan(view)
+        check_schedule(view, schedule)
+        return schedule
 
 
 class SchedulerConformance(ABC):
@@ -229,7 +294,7 @@ class SchedulerConformance(ABC):
     @given(workload=workloads())
     def test_every_request_ends_and_every_block_comes_back(self, workload: tuple[Machine, list[Job]]) -> None:
         machine, jobs = workload
-        simulation = Simulation(self.make(), machine, jobs)
+        simulation = Simulation(_Checked(self.make()), machine, jobs)
         traces = simulation.run(max_steps=20_000)
         assert [len(t.token_ms) for t in traces] == [t.job.output for t in traces]
         assert max(simulation.step_tokens) <= machine.token_budget

@@ -1,28 +1,59 @@
-"""A toy engine with a virtual clock, to see what a scheduler does to latency without running a model.
+"""The step loop on a virtual clock, to see what a scheduler does to latency without running a model.
 
-It follows the core's rules for a schedule (rows are given blocks in order; a running request that is short of blocks
-preempts in the scheduler's order; new requests are admitted while there is room), with a paged cache that is only
-counted, in one KV group or two. A step takes ``base_ms + per_token_ms * tokens``.
+The loop, its rules and its pool of blocks are those that serve; the device computes nothing, and a step takes
+``base_ms + per_token_ms * tokens``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from typing import Any, Literal
 
-from engine.contracts.scheduler import (
-    Blocks,
-    RequestView,
-    Schedule,
-    ScheduledRow,
-    Scheduler,
-    SchedulerView,
-    fit,
-    minus,
-    plus,
-)
-from engine.contracts.step_cost import StepCost
+from engine.contracts.drafter import Drafter
+from engine.contracts.graph import EVERY_TOKEN, KVSpec, Reach
+from engine.contracts.kv_allocator import KVAllocator
+from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.contracts.scheduler import Scheduler
+from engine.contracts.step_cost import StepWork
+from engine.kv.groups import PoolShape, cache_groups
+from engine.loop.core import CoreSettings, EngineCore
+from engine.loop.planning import Limits
+from engine.loop.step_cost import StepCostModel, StepCostState
+from engine.plugin_guard.calls import PluginError
+from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
+from engine.testing.plain import PlainAllocator
+
+
+class VirtualClock:
+    """Seconds that pass when a device says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class DeviceDrafts:
+    """A drafter that lives on a simulated device."""
+
+    placement: Literal["host", "device"] = "device"
+    aux_layers: tuple[int, ...] = ()
+    kv = None
+    kv_lookahead = 0
+    weights_bytes = 0
+
+    def __init__(self, max_width: int) -> None:
+        self.max_width = max_width
+
+    def start(self, engine: Any) -> None: ...
+
+    def extend(self, step: Any) -> None: ...
+
+    def propose(self, rows: Any) -> Any: ...
+
+    def release(self, row_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +74,34 @@ class Machine:
     blocks: int = 256
     """Of the KV group that keeps every token."""
     window: int = 0
-    """Tokens; not 0: there is a second KV group, with blocks for the window of each row and one step."""
+    """Tokens; not 0: there is a second KV group, whose pool is what an engine makes of ``blocks``."""
     block_size: int = 16
     token_budget: int = 256
     itl_target_ms: float = 0.0
     base_ms: float = 5.0
     per_token_ms: float = 0.1
     num_draft_tokens: int = 0
+    """Of each decode: none is accepted."""
+    in_flight: int = 1
+    """Steps; see :class:`engine.loop.core.CoreSettings`."""
 
-    @property
-    def pools(self) -> Blocks:
-        """Blocks of each KV group."""
-        step = -(-self.token_budget // self.block_size)
-        return (self.blocks, self.rows * self._window_blocks + step) if self.window else (self.blocks,)
+    def ms(self, num_tokens: int) -> float:
+        """Of a step."""
+        return self.base_ms + self.per_token_ms * num_tokens
 
-    @property
-    def _window_blocks(self) -> int:
-        """What the last tokens of a request take, and its next one."""
-        return -(-self.window // self.block_size) + 1
+    # What steps cost is known from the start, as after an earlier run (:class:`engine.loop.core.Calibration`).
 
-    def held(self, num_blocks: int, computed: int) -> Blocks:
-        """Of a request with room for so many blocks of tokens: what it holds of each group."""
-        passed = max(0, computed - self.window + 1) // self.block_size if self.window else 0
-        return (num_blocks, max(0, num_blocks - passed))[: len(self.pools)]
+    def load(self) -> StepCostState:
+        model = StepCostModel()
+        for count in range(1, 33):
+            for work in (
+                StepWork(count, count, 29 * count * (1 + count % 5)),
+                StepWork.chunk(8 * count, 64 * (count % 3)),
+            ):
+                model.observe(work, self.ms(work.num_tokens))
+        return model.state()
 
-    def most_held(self, blocks: Blocks) -> Blocks:
-        """At most, of a request whose tokens take ``blocks``, if they are computed in several steps."""
-        step = -(-self.token_budget // self.block_size)
-        return (blocks[0], *(min(count, self._window_blocks + step) for count in blocks[1:]))
+    def keep(self, state: StepCostState) -> None: ...
 
 
 @dataclass(slots=True)
@@ -91,184 +122,105 @@ class Trace:
         return [after - before for before, after in zip(self.token_ms, self.token_ms[1:])]
 
 
-@dataclass(slots=True)
-class _Request:
-    arrival: int
-    trace: Trace
-    known: int
-    computed: int = 0
-    blocks: int = 0
-    """Of tokens that it has room for."""
-    is_running: bool = False
+class _Device:
+    """Fulfils :class:`engine.loop.core.Device`."""
 
-    @property
-    def name(self) -> str:
-        return f"r{self.arrival}"
+    def __init__(self, clock: VirtualClock, machine: Machine) -> None:
+        self._clock, self._machine = clock, machine
+        self._free_s = clock.now
+        self.step_tokens: list[int] = []
 
-    @property
-    def is_done(self) -> bool:
-        return len(self.trace.token_ms) == self.trace.job.output
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        tokens = sum(row.num_queries for row in plan.rows)
+        self.step_tokens.append(tokens)
+        ms = self._machine.ms(tokens)
+        self._free_s = done_s = max(self._free_s, self._clock.now) + ms / 1e3
+        result = StepResult(plan.plan_id, tuple(map(self._run, plan.rows)), ms)
+
+        def wait() -> StepResult:
+            self._clock.now = max(self._clock.now, done_s)
+            return result
+
+        return wait
+
+    def _run(self, row: StepRow) -> RowResult:
+        return RowResult((0,), 0) if row.samples else RowResult()
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugins:
+    scheduler: Scheduler
+    kv_allocator: KVAllocator
+    drafter: Drafter
 
 
 class Simulation:
-    """Runs jobs to their end. Raises ``AssertionError`` on a stall or a broken rule."""
+    """Runs jobs to their end. Raises ``AssertionError`` on a stall or an answer that the loop refuses."""
 
     def __init__(self, scheduler: Scheduler, machine: Machine, jobs: Sequence[Job]) -> None:
-        self._scheduler = scheduler
-        self._machine = machine
-        self._requests = {
-            request.name: request
-            for request in (
-                _Request(i, Trace(job), job.prompt) for i, job in enumerate(sorted(jobs, key=lambda j: j.arrives_ms))
-            )
-        }
-        self._free = machine.pools
-        self.now_ms = 0.0
-        self.num_steps = 0
-        self.step_tokens: list[int] = []
+        self._clock = VirtualClock()
+        self._device = _Device(self._clock, machine)
+        self._core = _core(scheduler, machine, self._device, self._clock)
+        self._traces = [Trace(job) for job in sorted(jobs, key=lambda job: job.arrives_ms)]
+
+    @property
+    def step_tokens(self) -> list[int]:
+        """Of each step: tokens, drafts included."""
+        return self._device.step_tokens
 
     def run(self, max_steps: int = 100_000) -> list[Trace]:
         """The traces, in order of arrival."""
-        while pending := [r for r in self._requests.values() if not r.is_done]:
-            assert self.num_steps < max_steps, f"{len(pending)} requests not done after {max_steps} steps"
-            present = [r for r in pending if r.trace.job.arrives_ms <= self.now_ms]
-            if not present:
-                self.now_ms = min(r.trace.job.arrives_ms for r in pending)
-                continue
-            self._step(present)
-        assert self._free == self._machine.pools, "blocks leaked"
-        return [request.trace for request in self._requests.values()]
+        arrived = 0
+        with self._core.warming_up():
+            pass  # that is over: the clock stands still
+        for _ in range(max_steps):
+            if not self._core.has_work and arrived < len(self._traces):
+                self._clock.now = max(self._clock.now, self._traces[arrived].job.arrives_ms / 1e3)
+            while arrived < len(self._traces) and self._traces[arrived].job.arrives_ms / 1e3 <= self._clock.now:
+                self._core.submit(_request(arrived, self._traces[arrived].job))
+                arrived += 1
+            if not self._core.has_work:
+                self._core.check_idle()
+                return self._traces
+            try:
+                outputs = self._core.step().outputs
+            except PluginError as error:
+                raise AssertionError(f"at {1e3 * self._clock.now} ms: {error}") from error
+            for output in outputs:
+                self._record(output)
+        raise AssertionError(f"requests are not done after {max_steps} steps")
 
-    def _step(self, present: list[_Request]) -> None:
-        view = self._view(present)
-        schedule = self._scheduler.plan(view)
-        check_schedule(view, schedule)
-        ran = self._fit(schedule)
-        assert ran, f"stall at {self.now_ms} ms with {len(view.running)} running, {len(view.waiting)} waiting"
-        drafts = {r.request_id: r.num_draft_tokens for r in view.running if r.remaining == 1}
-        tokens = sum(count + drafts.get(name, 0) for name, (_, count) in ran.items())
-        self.step_tokens.append(tokens)
-        self.num_steps += 1
-        self.now_ms += self._machine.base_ms + self._machine.per_token_ms * tokens
-        for request, count in ran.values():
-            self._advance(request, count)
-
-    def _view(self, present: list[_Request]) -> SchedulerView:
-        machine = self._machine
-        views = sorted((self._describe(r) for r in present), key=lambda v: (v.priority, v.turn, v.arrival))
-        running = tuple(v for v in views if v.is_running)
-        return SchedulerView(
-            running=running,
-            waiting=tuple(v for v in views if not v.is_running),
-            num_running=len(running),
-            free_rows=machine.rows - len(running),
-            free_blocks=self._free,
-            token_budget=machine.token_budget,
-            itl_target_ms=machine.itl_target_ms,
-            step_cost=StepCost(machine.base_ms, machine.per_token_ms, 100),
-            blocks_needed=lambda name, n: self._needed(self._requests[name], n),
-            blocks_held=lambda name: self._held(self._requests[name]),
-        )
-
-    def _describe(self, r: _Request) -> RequestView:
-        return RequestView(
-            request_id=r.name,
-            known=r.known,
-            computed=r.computed,
-            is_running=r.is_running,
-            priority=r.trace.job.priority,
-            arrival=r.arrival,
-            max_total=r.trace.job.prompt + r.trace.job.output,
-            num_draft_tokens=self._machine.num_draft_tokens if r.is_running else 0,
-        )
-
-    def _held(self, r: _Request) -> Blocks:
-        return self._machine.held(r.blocks, r.computed)
-
-    def _needed(self, r: _Request, num_tokens: int) -> Blocks:
-        held, end = self._held(r), -(-(r.computed + num_tokens) // self._machine.block_size)
-        whole = plus(held, (max(0, end - r.blocks),) * len(held))
-        return minus(self._machine.most_held(whole) if num_tokens > self._machine.token_budget else whole, held)
-
-    def _fit(self, schedule: Schedule) -> dict[str, tuple[_Request, int]]:
-        ran: dict[str, tuple[_Request, int]] = {}
-        for row in schedule.rows:
-            request = self._requests[row.request_id]
-            if request.is_running:
-                self._make_room(request, row.num_tokens, schedule, ran)
-            needed = self._needed(request, row.num_tokens)
-            if not fit(needed, self._free):
-                continue
-            request.blocks += needed[0]
-            request.is_running = True
-            self._free = minus(self._free, needed)
-            ran[row.request_id] = (request, row.num_tokens)
-        return ran
-
-    def _make_room(
-        self, request: _Request, num_tokens: int, schedule: Schedule, ran: dict[str, tuple[_Request, int]]
-    ) -> None:
-        for name in schedule.preempt_order:
-            if fit(self._needed(request, num_tokens), self._free):
-                return
-            victim = self._requests[name]
-            if victim is not request and victim.is_running and name not in ran:
-                self._vacate(victim)
-                victim.computed = 0
-                victim.trace.preemptions += 1
-
-    def _vacate(self, request: _Request) -> None:
-        self._free = plus(self._free, self._held(request))
-        request.blocks = 0
-        request.is_running = False
-
-    def _advance(self, request: _Request, count: int) -> None:
-        before = self._held(request)
-        request.computed += count
-        self._free = plus(self._free, minus(before, self._held(request)))
-        if request.computed == request.known:
-            request.known += 1
-            request.trace.token_ms.append(self.now_ms)
-        if request.is_done:
-            self._vacate(request)
+    def _record(self, output: TokensOut) -> None:
+        assert not output.error, output.error
+        trace = self._traces[int(output.request_id)]
+        trace.token_ms += [1e3 * output.at_s] * len(output.tokens)
+        if output.timings is not None:
+            trace.preemptions = output.timings.preemptions
 
 
-def check_schedule(view: SchedulerView, schedule: Schedule) -> None:
-    """Assert everything the contract says about a schedule for ``view``."""
-    _check_types(schedule)
-    running = {r.request_id: r for r in view.running}
-    waiting = {r.request_id: r for r in view.waiting}
-    ids = [row.request_id for row in schedule.rows]
-    assert len(set(ids)) == len(ids), f"a request is scheduled twice: {ids}"
-    unknown = set(ids) - running.keys() - waiting.keys()
-    assert not unknown, f"unknown requests: {unknown}"
-    total = 0
-    for row in schedule.rows:
-        request = running.get(row.request_id) or waiting[row.request_id]
-        assert 0 < row.num_tokens <= request.remaining, f"{row} of {request}"
-        total += row.num_tokens + (request.num_draft_tokens if request.remaining == 1 else 0)
-    # One decode with its drafts always fits: the core never asks for more drafts than the budget holds.
-    assert total <= view.token_budget, f"{total} tokens in a budget of {view.token_budget}"
-    new = [name for name in ids if name in waiting]
-    assert len(new) <= view.free_rows, f"{len(new)} new requests for {view.free_rows} rows"
-    _check_victims(view, schedule, new)
+def _request(number: int, job: Job) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=job.output, ignore_eos=True)
+    return EngineRequest(str(number), (0,) * job.prompt, sampling, job.priority)
 
 
-def _check_types(schedule: Schedule) -> None:
-    assert isinstance(schedule, Schedule), f"a {type(schedule).__name__}, expected a Schedule"
-    rows, order = schedule.rows, schedule.preempt_order
-    assert isinstance(rows, tuple) and isinstance(order, tuple), "rows and preempt_order are tuples"
-    for row in rows:
-        assert isinstance(row, ScheduledRow) and type(row.num_tokens) is int, f"{row!r}, expected a ScheduledRow"
-
-
-def _check_victims(view: SchedulerView, schedule: Schedule, new: list[str]) -> None:
-    order = schedule.preempt_order
-    running = {r.request_id for r in view.running}
-    assert len(set(order)) == len(order), "a victim is named twice"
-    assert set(order) <= running, f"victims that do not run: {set(order) - running}"
-    assert not running or set(order) < running, "every running request may be preempted: nobody is sure to end"
-    none = (0,) * len(view.free_blocks)
-    needed = reduce(plus, (view.blocks_needed(row.request_id, row.num_tokens) for row in schedule.rows), none)
-    if running and not fit(needed, view.free_blocks):
-        assert not new, f"new requests join those who run: {needed} blocks are needed and {view.free_blocks} available"
+def _core(scheduler: Scheduler, machine: Machine, device: _Device, clock: VirtualClock) -> EngineCore:
+    reaches = (EVERY_TOKEN, *((Reach("window", machine.window),) if machine.window else ()))
+    caches, max_len = cache_groups([KVSpec(1, 1, reach) for reach in reaches]), machine.blocks * machine.block_size
+    shape = PoolShape(
+        reaches, (1,) * len(reaches), machine.block_size, max_len, machine.token_budget + machine.num_draft_tokens + 1,
+        machine.rows, caches.full_share, caches_prefixes=False,
+    )  # fmt: skip
+    groups = shape.groups(caches, machine.blocks + 1)
+    allocator = PlainAllocator(machine.block_size)
+    allocator.start(groups)
+    settings = CoreSettings(
+        max_len, machine.rows, machine.block_size, groups, vocab_size=1, eos_token_ids=(), key_parts=(), seed=0,
+        limits=Limits(machine.token_budget, machine.itl_target_ms), in_flight=machine.in_flight,
+        max_width=machine.num_draft_tokens, adaptive_drafts=False, calibration=machine,
+    )  # fmt: skip
+    plugins = _Plugins(scheduler, allocator, DeviceDrafts(machine.num_draft_tokens))
+    return EngineCore(plugins, device, settings, clock)

@@ -19,11 +19,12 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts
+from engine.contracts.ops.work import Widths
 from engine.contracts.step_cost import Mixture
 from engine.loop.step_errors import StepCostReport
 from engine.models.footprint import mixtures
 from engine.models.sharding import smallest_cut
-from engine.models.work import Widths, held_bytes
+from engine.models.work import held_bytes
 from engine.startup.calibration import calibration
 from engine.startup.memory.budget import Budget, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory

@@ -9,7 +9,6 @@ from engine.kernels.cpu import expert_ops
 from engine.kernels.cpu.linear.float_linear import pack_float
 from engine.kernels.torch.experts import mixed_by_torch, route
 from engine.kernels.torch.reference import activated
-from engine.models.required_tensors import expert_linears
 from tests.needs import needs_compiler
 
 pytestmark = needs_compiler
@@ -59,7 +58,7 @@ def experts(dtype, gated=PLAIN, bias=False, **options):
         biases = torch.randn(spec.out_features, generator=generator) if bias else None
         return pack_float(spec, weight.to(dtype), biases)
 
-    return op, [(layer(up), layer(down)) for up, down in expert_linears(op)]
+    return op, [(layer(up), layer(down)) for up, down in op.each]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

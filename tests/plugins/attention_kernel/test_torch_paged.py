@@ -11,7 +11,6 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.config import SlotConfig
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.kernels.torch.reference import paged_attention
 from engine.testing.attention_kernel import (
     SMALL_CASES,
     TOLERANCE,
@@ -49,13 +48,6 @@ def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int 
     return AttentionBatch(
         q_lens, kv_lens, torch.tensor(padded, dtype=torch.int32), starts, torch.tensor(kv_lens), block_size
     )
-
-
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
-    inputs = make_inputs(case, "float32", "cpu")
-    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.cache, *inputs.more)
-    assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("kind", [Int8Format, FP8Format])

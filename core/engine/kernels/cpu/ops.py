@@ -39,7 +39,6 @@ from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.ops import head_call, lower_embed, part_columns, scale_factor
 from engine.models.fuse import Fused, Match
-from engine.models.required_tensors import linears_of
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
 
@@ -54,7 +53,7 @@ def _single(kind: type[Op], lower: LowerOp) -> Kernel:
         op = nodes[0].op
         if not isinstance(op, kind) or not _is_known(nodes[0]):
             return None
-        return Match(op, 1, linears_of(op))
+        return Match(op, 1, op.linears)
 
     suits = (lambda lowering, op: lowering.stores_kv_as_is) if kind is KVWrite else None
     return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights), suits)

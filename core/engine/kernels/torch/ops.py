@@ -65,7 +65,6 @@ from engine.kernels.torch.reference import activated, gated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
 from engine.kernels.torch.shared_attention import lower_shared_attention
 from engine.models.fuse import Fused, Match
-from engine.models.required_tensors import linears_of
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
 
@@ -80,7 +79,7 @@ def _single(kind: type[Op], lower: LowerOp) -> Kernel:
         op = nodes[0].op
         if not isinstance(op, kind):
             return None
-        return Match(op, 1, linears_of(op))
+        return Match(op, 1, op.linears)
 
     return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights))
 

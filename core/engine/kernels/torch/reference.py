@@ -59,7 +59,7 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax over the last axis of ``[..., heads, queries, keys]``; ``sinks``: ``[heads]``, one more logit each."""
     if sinks is None:
         return scores.softmax(dim=-1)
-    more = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+    more = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat((scores, more), dim=-1).softmax(dim=-1)[..., :-1]
 
 
@@ -76,46 +76,55 @@ def gather_sequence(cache: Tensor, scale: Tensor | None, slots: Tensor) -> tuple
 
 
 def paged_attention(
-    batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    batch: AttentionBatch,
+    op: Attention,
+    q: Tensor,
+    cache: LayerCache,
+    sinks: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
-    """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.forward``."""
-    outputs = []
-    start = 0
+    """Attention of each sequence by itself, in float32. Shapes as in ``AttentionKernel.forward``. ``exact``: in
+    float64, which is not rounded."""
+    outputs, start, kind = [], 0, torch.float64 if exact else torch.float32
     for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens_device.tolist(), strict=True)):
-        positions = torch.arange(kv_len, device=q.device)
-        blocks = batch.block_tables[row, positions // batch.block_size].long()
-        slots = blocks * batch.block_size + positions % batch.block_size
-        keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
-        values = cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
-        outputs.append(_attend(op, q[start : start + q_len].float(), keys, values, sinks))
+        keys, values = (x.to(kind) for x in _sequence(batch, cache, row, kv_len))
+        outputs.append(_attend(op, q[start : start + q_len].to(kind), keys, values, sinks))
         start += q_len
-    return torch.cat(outputs).flatten(1).to(q.dtype)
+    found = torch.cat(outputs).flatten(1)
+    return found if exact else found.to(q.dtype)
 
 
-def paged_attention_lse(batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
-    """As :meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse`, each query by itself."""
+def paged_attention_lse(
+    batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache, exact: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As :meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse`, each query by itself. ``exact``: in
+    float64, which is not rounded."""
     assert batch.key_ends is not None
-    tokens, group = q.shape[0], op.num_heads // op.num_kv_heads
-    out = torch.zeros(tokens, op.num_heads, op.out_dim, device=q.device)
-    lse = torch.full((tokens, op.num_heads), float("-inf"), device=q.device)
+    kind, group = torch.float64 if exact else torch.float32, op.num_heads // op.num_kv_heads
+    out = torch.zeros(q.shape[0], op.num_heads, op.out_dim, dtype=kind, device=q.device)
+    lse = torch.full(out.shape[:2], float("-inf"), dtype=kind, device=q.device)
     rows = [row for row, q_len in enumerate(batch.q_lens) for _ in range(q_len)]
     for query, (row, end) in enumerate(zip(rows, batch.key_ends.tolist(), strict=True)):
         if not end:
             continue
-        positions = torch.arange(end, device=q.device)
-        slots = batch.block_tables[row, positions // batch.block_size].long() * batch.block_size
-        slots += positions % batch.block_size
-        keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
-        values = cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
-        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-        scores = soft_capped(torch.einsum("hd,khd->hk", q[query].float(), keys) * op.scale, op.soft_cap)
+        keys, values = (x.to(kind).repeat_interleave(group, dim=1) for x in _sequence(batch, cache, row, end))
+        scores = soft_capped(torch.einsum("hd,khd->hk", q[query].to(kind), keys) * op.scale, op.soft_cap)
         lse[query] = scores.logsumexp(dim=-1)
         out[query] = torch.einsum("hk,khd->hd", scores.softmax(dim=-1), values)
-    return out.flatten(1).to(q.dtype), lse
+    return (out.flatten(1) if exact else out.flatten(1).to(q.dtype)), lse
+
+
+def _sequence(batch: AttentionBatch, cache: LayerCache, row: int, kv_len: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a row, float32 ``[kv_len, kv_heads, dim]``."""
+    positions = torch.arange(kv_len, device=cache.k.device)
+    blocks = batch.block_tables[row, positions // batch.block_size].long()
+    slots = blocks * batch.block_size + positions % batch.block_size
+    keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
+    return keys, cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
 
 
 def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-    """``q [q_len, heads, dim]`` on ``keys``, ``values [kv_len, kv_heads, dim]``, all float32."""
+    """``q [q_len, heads, dim]`` on ``keys``, ``values [kv_len, kv_heads, dim]``, all of one dtype."""
     q_len, kv_len = q.shape[0], keys.shape[0]
     group = op.num_heads // op.num_kv_heads
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)

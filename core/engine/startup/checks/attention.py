@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import (
-    AttentionBatch,
-    AttentionKernel,
-    LayerCache,
-    LogSumExpAttention,
-    NativeAttention,
-)
-from engine.contracts.graph import Graph, KVSpec, TokenShare
+from engine.contracts.attention_kernel import AttentionKernel, LogSumExpAttention, NativeAttention
+from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, SharedAttention
-from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
+from engine.kernels.checks.tensors import Bounded, tensor_problem, value_problem
 from engine.kernels.storage import as_bits
 from engine.kernels.torch.reference import paged_attention, paged_attention_lse
-from engine.kv.cache import KVCache
-from engine.kv.groups import cache_groups
 from engine.plugin_guard.calls import PluginError, contract_error, name_of, quote
-from engine.step.tables import BlockShare
+from engine.startup.checks.attention_cases import AttentionCase, AttentionInputs, case_at_start, make_inputs, of_rank
 
-MORE_ROWS = ((1, 3), (1, 17), (1, 40), (1, 65))
-"""Decodes enough that rows are not few."""
-WIDEST = 4096
-"""Tokens of a window or a chunk up to which a row is longer than it."""
 TOLERANCE = {"float32": 0.01, "bfloat16": 0.05, "float16": 0.02}
 """Accepted error, as a share of the largest output, by compute dtype: a wrong mask, scale or row costs more."""
 
@@ -62,69 +49,51 @@ class AttentionCheck:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its attention is latent")
             if op.sinks and not self.kernel.capabilities.sinks:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its softmax has sinks")
-            rows = [row for row in self._rows(op) if row[1] <= self.max_len]
-            for first in range(0, len(rows), self.max_requests):
-                some = tuple(rows[first : first + self.max_requests])
+            whole = case_at_start(op, self.block_size, self.max_len)
+            for first in range(0, len(whole.rows), self.max_requests):
+                case = replace(whole, rows=whole.rows[first : first + self.max_requests])
                 if isinstance(one, Attention):
-                    self._try(op, some)
+                    self._try(case)
                 else:
-                    self._try_shared(op, some, len(one.shares), one.index)
+                    size = self.block_size // len(one.shares)
+                    self._try_shared(replace(case, block_size=size), len(one.shares), one.index)
 
-    def _rows(self, op: Attention) -> tuple[tuple[int, int], ...]:
-        """Queries and keys of each row to try."""
-        size, long = self.block_size, (1, min(300, self.max_len))
-        # Decodes across a block's border, drafts, a whole prompt, a chunk behind what is cached, a long context.
-        rows: tuple[tuple[int, int], ...] = ((1, size + 1), (3, size), (7, 7), (20, size + 25), long, *MORE_ROWS)
-        if op.window is not None and op.window <= WIDEST:
-            rows = (*rows, (2, op.window + 3))
-        if op.chunk is not None and op.chunk <= WIDEST:  # drafts across a border, and what begins a chunk
-            rows = (*rows, (3, op.chunk + 2), (1, op.chunk + 1))
-        return rows
-
-    def _try(self, op: Attention, rows: tuple[tuple[int, int], ...]) -> None:
-        size = self.block_size
-        batch, slots = _batch(rows, size, self.device)
-        # Queries lie among keys and values, as the core has them.
-        heads = op.num_heads + 2 * op.num_kv_heads
-        compute, tokens = getattr(torch, self.dtype), sum(q_len for q_len, _ in rows)
-        fused = random((tokens, heads, op.head_dim), compute, torch.device(self.device), 3)
-        q, prepared = fused[:, : op.num_heads], self.kernel.prepare(batch)
-        more = () if not op.sinks else (torch.linspace(-2.0, 2.0, op.num_heads, device=q.device),)
-        for layer in range(2):  # which share what was prepared
-            cache = self._cache(op, slots, layer)
+    def _try(self, case: AttentionCase) -> None:
+        kernel, op = self.kernel, case.op
+        layers = [self._inputs(case, layer) for layer in ("first", "second")]  # which share what was prepared
+        prepared = kernel.prepare(layers[0].batch)
+        for inputs in layers:
+            q, cache = inputs.in_projection(case.num_kv_heads, beside=1.0).q, inputs.cache
             stored = cache.k.clone(), cache.v.clone()
-            want = paged_attention(batch, op, q, cache, *more)
-            forward: Callable[..., Tensor] = self.kernel.forward
-            got = forward(prepared, op, q, cache, *more)
-            wrong = tensor_problem(got, want.shape, compute, q.device) or value_problem(got, want, self._tolerance)
+            want = paged_attention(inputs.batch, op, q, cache, inputs.sinks)
+            forward: Callable[..., Tensor] = kernel.forward
+            got = forward(prepared, op, q, cache, *inputs.more)
+            wrong = tensor_problem(got, want.shape, q.dtype, q.device) or value_problem(got, want, self._tolerance)
             if not wrong and not all(map(_same, stored, (cache.k, cache.v))):
                 wrong = "changed the cache, which it may only read"
             if wrong:
-                raise contract_error(self.kernel, "forward", wrong)
-        if isinstance(self.kernel, NativeAttention) and q.device.type == "cpu":
-            self._try_native(self.kernel, op, q, cache, batch, want, more)
+                raise contract_error(kernel, "forward", wrong)
+        if isinstance(kernel, NativeAttention) and q.device.type == "cpu":
+            self._try_native(kernel, op, replace(inputs, q=q), want)
 
-    def _try_shared(self, op: Attention, rows: tuple[tuple[int, int], ...], ranks: int, index: int) -> None:
+    def _inputs(self, case: AttentionCase, layer: str) -> AttentionInputs:
+        one = replace(case, name=f"{case.name}, {layer}")
+        made = make_inputs(one, self.dtype, self.device, self.kv_format, tables_of=case, poisoned=False)
+        return made.with_bounds(1)
+
+    def _try_shared(self, case: AttentionCase, ranks: int, index: int) -> None:
         """Attention to the tokens that one of several ranks has: which those are does not matter."""
-        share = BlockShare.of(TokenShare(ranks, index), self.block_size)
-        here = [(q_len, int(share.length(torch.tensor(kv_len)))) for q_len, kv_len in rows]
-        ends = torch.tensor([kv_len - q_len + j + 1 for q_len, kv_len in rows for j in range(q_len)])
-        batch, slots = _batch(tuple(here), share.size, self.device)
-        batch = replace(batch, key_ends=share.length(ends).to(batch.kv_lens_device))
-        compute, tokens = getattr(torch, self.dtype), len(ends)
-        q = random((tokens, op.num_heads, op.head_dim), compute, torch.device(self.device), 3)
-        kernel, prepared = self.kernel, self.kernel.prepare(batch)
+        kernel, op, inputs = self.kernel, case.op, of_rank(case, self._inputs(case, "first"), ranks, index)
         assert isinstance(kernel, LogSumExpAttention), "negotiation asks for it"
-        cache = self._cache(op, slots or [0], 0, share.size)
-        want, want_lse = paged_attention_lse(batch, op, q, cache)
-        made: object = kernel.forward_lse(prepared, op, q, cache)
+        want, want_lse = paged_attention_lse(inputs.batch, op, inputs.q, inputs.cache)
+        made: object = kernel.forward_lse(kernel.prepare(inputs.batch), op, inputs.q, inputs.cache)
         if not isinstance(made, tuple) or len(made) != 2:
             raise contract_error(
                 kernel, "forward_lse", f"returned {quote(made)}, expected the output and its log-sum-exp"
             )
         out, lse = made
-        wrong = tensor_problem(out, want.shape, compute, q.device)
-        wrong = wrong or tensor_problem(lse, want_lse.shape, torch.float32, q.device)
+        wrong = tensor_problem(out, want.shape, want.dtype, want.device)
+        wrong = wrong or tensor_problem(lse, want_lse.shape, torch.float32, want.device)
         none = want_lse == float("-inf")
         if not wrong and not torch.equal(lse == float("-inf"), none):
             wrong = "returned a log-sum-exp that is not -inf where a query sees no key, or is where it sees one"
@@ -140,19 +109,10 @@ class AttentionCheck:
     def _tolerance(self) -> float:
         return TOLERANCE[self.dtype]
 
-    def _try_native(
-        self,
-        kernel: NativeAttention,
-        op: Attention,
-        q: Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        want: Tensor,
-        more: tuple[Tensor, ...],
-    ) -> None:
-        memory = Bounded(want.shape, q.dtype)
-        prepared = self.kernel.prepare(batch)  # lives until the call is made: it is pointed at
-        call = kernel.call(prepared, op, q, cache, memory.inner, *more)
+    def _try_native(self, kernel: NativeAttention, op: Attention, inputs: AttentionInputs, want: Tensor) -> None:
+        memory = Bounded(want.shape, want.dtype)
+        prepared = self.kernel.prepare(inputs.batch)  # lives until the call is made: it is pointed at
+        call = kernel.call(prepared, op, inputs.q, inputs.cache, memory.inner, *inputs.more)
         if call is None:
             return
         call()
@@ -161,43 +121,6 @@ class AttentionCheck:
         if wrong:
             raise contract_error(kernel, "call", wrong)
 
-    def _cache(self, op: Attention, slots: list[int], layer: int, block_size: int | None = None) -> LayerCache:
-        block_size = block_size or self.block_size
-        blocks, one = (
-            1 + max(slots) // block_size,
-            cache_groups([KVSpec(op.num_kv_heads, op.head_dim, value_dim=op.value_dim)]),
-        )
-        kv = KVCache(one, self.kv_format, [blocks], block_size, self.dtype, self.device)
-        heads, dtype, device = op.num_kv_heads, getattr(torch, self.dtype), torch.device(self.device)
-        for_keys, for_values = (torch.linspace(low, low + 0.01, heads) for low in (0.02, 0.03))
-        kv.set_scales(0, for_keys, for_values)
-        k, v = (
-            random((len(slots), heads, op.head_dim), dtype, device, seed) for seed in (10 * layer + 1, 10 * layer + 2)
-        )
-        kv.write(0, torch.tensor(slots, device=device), k, v if op.value_dim is None else None)
-        return kv.layers[0]
-
 
 def _same(before: Tensor, after: Tensor) -> bool:
     return torch.equal(as_bits(before), as_bits(after))
-
-
-def _batch(rows: tuple[tuple[int, int], ...], block_size: int, device: str) -> tuple[AttentionBatch, list[int]]:
-    """The batch, and the slot of every key, row after row. Blocks of a row do not follow each other."""
-    counts = [-(-kv_len // block_size) for _, kv_len in rows]
-    order = list(range(sum(counts), 0, -1))
-    tables, slots = torch.zeros(len(rows), max(counts) + 1, dtype=torch.int32), []
-    for row, (count, (_, kv_len)) in enumerate(zip(counts, rows, strict=True)):
-        blocks = [order.pop(len(order) // 2) for _ in range(count)]
-        tables[row, :count] = torch.tensor(blocks, dtype=torch.int32)
-        slots += [blocks[at // block_size] * block_size + at % block_size for at in range(kv_len)]
-    q_lens, kv_lens = (tuple(lengths) for lengths in zip(*rows, strict=True))
-    batch = AttentionBatch(
-        q_lens=q_lens,
-        kv_lens=tuple(kv_len + 1 for kv_len in kv_lens),  # bounds
-        block_tables=tables.to(device),
-        q_starts=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device),
-        kv_lens_device=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-        block_size=block_size,
-    )
-    return batch, slots

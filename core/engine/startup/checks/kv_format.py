@@ -20,7 +20,7 @@ def check_kv_format(kv_format: KVFormat, num_kv_heads: int, head_dim: int, dtype
     """Raise :class:`~engine.plugin_guard.calls.PluginError` for what ``pack`` and ``unpack`` do to a few tokens."""
     storage = storage_of(kv_format, str(dtype).removeprefix("torch."))
     x = random((TOKENS, num_kv_heads, head_dim), dtype, torch.device(device))
-    scale = _scale(kv_format, x, storage)
+    scale = fitting_scale(kv_format, x, storage)
     before = x.clone()
     packed = _packed(kv_format, x, scale, storage)
     if not torch.equal(x, before):
@@ -55,7 +55,9 @@ def _packed(kv_format: KVFormat, x: Tensor, scale: Tensor | None, storage: torch
     return packed
 
 
-def _scale(kv_format: KVFormat, x: Tensor, storage: torch.dtype) -> Tensor | None:
+def fitting_scale(kv_format: KVFormat, x: Tensor, storage: torch.dtype) -> Tensor | None:
+    """What ``x`` is packed with, so that its largest element becomes the largest number of ``storage``: float32
+    ``[num_kv_heads]`` or ``[num_tokens, num_kv_heads]``."""
     if kv_format.scale == "none":
         return None
     largest = x.float().abs().amax(-1) / largest_value(storage)

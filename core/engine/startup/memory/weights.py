@@ -21,10 +21,8 @@ from engine.models.fuse import Fused
 from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused
 from engine.models.required_tensors import (
     check_readable,
-    expert_linears,
     head_projections,
     linears,
-    small_tensors_of,
 )
 from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, stored_of
@@ -100,7 +98,7 @@ class _Sizer:
                         yield node.op.num_heads * node.op.rows * node.op.features * self._dtype.itemsize, 0
                     by_heads.add(node.op.name)
                 else:
-                    yield sum(_numbers(node, shape) for _, shape in small_tensors_of(node)) * torch.float32.itemsize, 0
+                    yield sum(_numbers(node, shape) for _, shape in node.op.reads(node)) * torch.float32.itemsize, 0
 
     def table(self, op: Embed) -> Iterator[tuple[int, int]]:
         rows = op.vocab_size if op.rows is None else op.rows.size
@@ -110,7 +108,7 @@ class _Sizer:
     def _experts(self, op: Experts) -> Iterator[tuple[int, int]]:
         """Those that are stored together are read together, and put in order at worst."""
         if not is_fused(op, self._checkpoint.names, self._quantizer):
-            for up, down in expert_linears(op):
+            for up, down in op.each:
                 yield self._linear(up)
                 yield self._linear(down)
             return

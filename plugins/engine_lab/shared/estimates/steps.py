@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.contracts.graph import Cached, Graph, KVSpec
+from engine.contracts.ops.work import FLOAT32, OpWork, Step, Widths
 from engine.kv.groups import PoolShape, cache_groups, of_rank
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.shares import Units
-from engine.models.work import FLOAT32, OpWork, RankWork, Step, Widths, cached_numbers, held_bytes, work_of
+from engine.models.work import RankWork, held_bytes, work_of
 from engine_lab.shared.estimates.collectives import Collectives
 from engine_lab.shared.estimates.devices import GIB, Device
 from engine_lab.shared.estimates.efficiency import Efficiency
@@ -177,7 +178,7 @@ class Estimate:
 
     def _block_bytes(self, cache: Cached) -> int:
         if isinstance(cache, KVSpec):
-            return int(self.memory.block_size * cached_numbers(cache) * self.widths.kv / 8)
+            return int(self.memory.block_size * cache.numbers * self.widths.kv / 8)
         return (self.memory.block_size * cache.token_size + cache.state_size) * FLOAT32
 
     def binding(self) -> RankMemory:
