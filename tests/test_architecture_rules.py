@@ -415,7 +415,7 @@ def test_no_child_runs_files_of_the_current_folder():
 WALL_CLOCK = {
     "core/engine/native/file_cache.py",  # ages of files
     "core/engine/service/chat_template.py",  # the date, for templates
-    "core/engine/http/preparing.py",  # "created"
+    "core/engine/service/prepare.py",  # "created"
     "core/engine/http/state.py",  # "created"
     "plugins/engine_plugins/exporter/otlp.py",  # times of spans
     "plugins/engine_plugins/exporter/outbox.py",  # "Retry-After", as a date

@@ -49,7 +49,7 @@ def completion(**fields: Any) -> ParsedCompletion:
 def refused(ask: Any, **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         ask(**fields)
-    assert caught.value.status == 400
+    assert caught.value.kind == "invalid"
     return caught.value
 
 
