@@ -48,13 +48,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "triton/test_heads.py", "attention_kernel/test_triton.py", "command/plan/test_plan.py",
+    "triton/test_heads.py", "attention_kernel/test_triton.py", "lab/plan/test_plan.py",
     "kernels/triton/test_aot.py", "startup/test_memory.py", "step/test_draft_graphs.py",
     "kernels/triton/test_models.py", "cli/test_new_plugins.py",
-    "evaluation/drafting/test_main.py", "laws/test_inside_a_draft.py", "laws/test_drafted_models.py",
+    "eval/drafting/test_main.py", "laws/test_inside_a_draft.py", "laws/test_drafted_models.py",
     "laws/test_kv_groups.py", "loop/test_clients.py", "ranks/test_shared_tokens.py", "checkpoint/test_serving.py",
     "quantizer/test_gpu_experts.py", "tools/test_quantize.py", "tools/test_attack.py", "communicator/test_gloo.py",
-    "ranks/test_deaths.py", "evaluation/test_main.py", "triton/test_quantized_linear.py",
+    "ranks/test_deaths.py", "eval/test_main.py", "triton/test_quantized_linear.py",
     "laws/test_cached_prompts.py", "step/test_graphs_on_triton.py", "triton/test_kernels.py",
     "ranks/test_joining.py", "startup/test_memory_of_ranks.py", "attention_kernel/test_triton_aot.py",
     "laws/test_bundled_swaps.py", "ranks/test_tokens.py", "architecture/test_gemma4.py",

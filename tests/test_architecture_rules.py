@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from engine import published
 from engine.assembly.discovery import discover
 from engine.contracts.config import PluginSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "engine"
 PLUGINS = ROOT / "plugins" / "engine_plugins"
+LAB = ROOT / "plugins" / "engine_lab"
 TEMPLATES = CORE / "cli" / "plugins" / "templates"
 """What new plugins start from: not parts of the core, but plugins and their tests."""
 
@@ -22,13 +24,13 @@ MAY_IMPORT = {
     "plugin_guard": {"plugin_guard"},
     "checkpoint": {"checkpoint", "contracts"},
     "contracts": {"contracts", "native"},
+    "counters": {"counters", "contracts"},
     "native": {"native"},
     "assembly": {"assembly", "models", "plugin_guard", "checkpoint", "contracts", "hookspecs", "native", "version"},
     "models": {"models", "plugin_guard", "checkpoint", "contracts"},
     "kernels": {"kernels", "models", "plugin_guard", "checkpoint", "contracts", "native"},
     "kv": {"kv", "kernels", "models", "plugin_guard", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
-    "estimates": {"estimates", "kv", "models", "contracts"},
     "step": {"step", "ranks", "sampling", "kv", "kernels", "contracts"},
     "ranks": {"ranks", "assembly", "step", "plugin_guard", "kernels", "models", "contracts"},
     "drafting": {"drafting", "plugin_guard", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
@@ -51,20 +53,7 @@ MAY_IMPORT = {
         "version",
     },
     "service": {"service", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
-    "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
-    "evaluation": {
-        "evaluation",
-        "checkpoint",
-        "service",
-        "startup",
-        "loop",
-        "kv",
-        "kernels",
-        "models",
-        "assembly",
-        "contracts",
-    },
-    "simulation": {"simulation", "loop", "step", "drafting", "kv", "models", "assembly", "contracts"},
+    "http": {"http", "counters", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
     "cli": {"cli", "testing", "http", "service", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
@@ -76,7 +65,7 @@ AIOHTTP_ONLY_IN = "http/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
 TORCH_FREE = (
     "plugin_guard", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
-    "estimates",
+    "counters",
 )  # fmt: skip
 WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
 
@@ -120,7 +109,7 @@ def test_imports_in_the_core_point_one_way():
             for name in imports(parsed(file)):
                 library, _, rest = name.partition(".")
                 inner = rest.partition(".")[0]
-                is_part = (CORE / inner).is_dir() or inner in ("hookspecs", "machine", "version")
+                is_part = (CORE / inner).is_dir() or inner in ("hookspecs", "machine", "published", "version")
                 if library == "engine" and inner and is_part and inner not in allowed:
                     wrong.append(f"{relative(file)} imports {name}")
     assert wrong == []
@@ -130,7 +119,7 @@ def modules() -> dict[str, Path]:
     """Every module of core and plugins, by the name it is imported by."""
     found = {}
     for root in (CORE.parent, PLUGINS.parent):
-        for file in (*sources(CORE), *sources(PLUGINS)):
+        for file in (*sources(CORE), *sources(PLUGINS), *sources(LAB)):
             if file.is_relative_to(root):
                 parts = file.relative_to(root).with_suffix("").parts
                 found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
@@ -163,7 +152,8 @@ def test_every_package_of_the_core_has_its_rule():
 
 
 def test_the_core_never_imports_a_plugin():
-    wrong = [f"{relative(f)}: {n}" for f in sources(CORE) for n in imports(parsed(f)) if n.startswith("engine_plugins")]
+    names = ((file, name) for file in sources(CORE) for name in imports(parsed(file)))
+    wrong = [f"{relative(file)}: {name}" for file, name in names if name.startswith(("engine_plugins", "engine_lab"))]
     assert wrong == []
 
 
@@ -172,18 +162,25 @@ def within(name: str, packages: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{package}.") for package in packages)
 
 
-def test_plugins_import_only_what_is_published_of_the_core():
-    allowed = ("engine.checkpoint", "engine.contracts", "engine.kernels", "engine.hookspecs", "engine.native")
-    of_commands = (*allowed, "engine.estimates", "engine.evaluation", "engine.machine", "engine.simulation")
+def test_code_outside_the_core_imports_only_what_is_published_of_it():
     contributed = sorted(ROOT.glob("contrib/*/*.py"))
+    outside = {published.PLUGINS: [*sources(PLUGINS), *contributed], published.LAB: sources(LAB)}
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"
-        for file in (*sources(PLUGINS), *contributed)
+        for allowed, files in outside.items()
+        for file in files
         for name in imports(parsed(file))
-        if name.split(".")[0] == "engine"
-        and not within(name, of_commands if PLUGINS / "command" in file.parents else allowed)
+        if name.split(".")[0] == "engine" and not within(name, allowed)
     ]
     assert contributed and wrong == []
+
+
+def test_the_lab_and_the_plugins_know_little_of_each_other():
+    """Alerts are rules of the lab, which an exporter posts; a machine is measured with rounded weights."""
+    of_plugins = {name for file in sources(PLUGINS) for name in imports(parsed(file)) if name.startswith("engine_lab.")}
+    of_lab = {name for file in sources(LAB) for name in imports(parsed(file)) if name.startswith("engine_plugins.")}
+    assert {name.rpartition(".")[0] for name in of_lab} == {"engine_plugins.quantizer.rounding"}
+    assert all(within(name, ("engine_lab.alerts", "engine_lab.shared.live")) for name in of_plugins)
 
 
 def test_contributed_plugins_stand_by_themselves():
@@ -228,8 +225,8 @@ def test_torch_is_not_imported_by_the_front_of_the_house():
     files = [f for package in TORCH_FREE for f in sources(CORE / package) if relative(f) not in WITH_TENSORS]
     imported_by_the_front = ("output.py", "process.py", "memory/report.py")
     files += [CORE / "startup" / name for name in imported_by_the_front]
-    files += [*PLUGINS.glob("*/__init__.py"), *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command" / "bench")]
-    files += [*PLUGINS.glob("command/*/command.py"), *sources(PLUGINS / "architecture")]
+    files += [*PLUGINS.glob("*/__init__.py"), *PLUGINS.glob("*/config.py"), *sources(LAB / "bench")]
+    files += [*LAB.glob("*/command.py"), *sources(PLUGINS / "architecture")]
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
@@ -402,7 +399,7 @@ def test_no_child_runs_files_of_the_current_folder():
     """``python -m`` would take them for the libraries that they are named as; what ``PYTHONPATH`` names is found."""
     commands = [
         (file.name, [ast.unparse(part) for part in (node.args if isinstance(node, ast.Call) else node.elts)[:2]])
-        for file in (*sources(CORE), *sources(PLUGINS))
+        for file in (*sources(CORE), *sources(PLUGINS), *sources(LAB))
         for node in ast.walk(parsed(file))
         if isinstance(node, ast.List | ast.Tuple | ast.Call)
     ]
@@ -428,7 +425,7 @@ WALL_CLOCK = {
 
 def test_nothing_is_timed_by_a_clock_that_jumps():
     asks = set()
-    for file in (*sources(CORE), *sources(PLUGINS)):
+    for file in (*sources(CORE), *sources(PLUGINS), *sources(LAB)):
         tree = parsed(file)
         called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         if any(name.endswith(("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")) for name in called):

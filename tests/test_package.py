@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+import engine
 
 WITHOUT_NUMPY = 'import sys; sys.modules["numpy"] = None; import engine, torch'
 
@@ -10,3 +14,8 @@ def test_an_install_without_numpy_starts_without_a_warning():
     command = [sys.executable, "-c", WITHOUT_NUMPY]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version_is_that_of_the_project():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert engine.__version__ == project["version"]

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine_plugins.command.alerts.rules import RuleOptions, rules
-from engine_plugins.command.alerts.rules_file import rules_file
-from engine_plugins.command.dashboards.boards import DASHBOARDS
-from engine_plugins.command.dashboards.model import Dashboard
+from engine_lab.alerts.rules import RuleOptions, rules
+from engine_lab.alerts.rules_file import rules_file
+from engine_lab.dashboards.boards import DASHBOARDS
+from engine_lab.dashboards.model import Dashboard
 
 SCRAPE_S = 1
 

@@ -23,7 +23,10 @@ from engine.contracts.slots import SLOTS
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "engine"
 PAGE = ROOT / "docs" / "reference.md"
-SHARED = ("slots", "provider", "command", "config", "model", "graph", "ops", "request", "events", "step_cost")
+SHARED = (
+    *("slots", "provider", "command", "findings", "config", "model", "graph", "ops"),
+    *("request", "events", "counters", "step_cost"),
+)
 """Modules of ``engine.contracts`` that no slot has for itself, in the order of the page."""
 
 KINDS = {"Protocol": "Contract", "msgspec.Struct": "Data"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.estimates.efficiency import SERVING as OF_SERVING
-from engine.estimates.errors import EstimateError
 from engine.models.layout import Layout
 from engine.models.placement import place
 from engine.models.work import Step, Widths, held_bytes, work_of
+from engine_lab.shared.estimates.efficiency import SERVING as OF_SERVING
+from engine_lab.shared.estimates.errors import EstimateError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -42,7 +42,7 @@ from engine.kernels.model import LoweredModel, Step
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.rank import load_plan
-from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
+from engine_lab.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer.rounding import to_int8
 
 BLOCK_SIZE = 16

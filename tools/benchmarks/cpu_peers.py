@@ -28,7 +28,7 @@ from typing import Any
 
 from quiet import undisturbed_value
 
-from engine.evaluation.output import check_writable
+from engine_lab.shared.output import check_writable
 
 HERE = Path(__file__).parent
 MEASURES = ("ttft_ms", "tpot_ms", "conc8", "prefix_ms")

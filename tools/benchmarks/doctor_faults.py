@@ -54,18 +54,18 @@ from typing import Any
 
 import aiohttp
 
-from engine_plugins.command.bench.options import BenchOptions, add_flags, options_of
-from engine_plugins.command.bench.probe import calibrate, find_model
-from engine_plugins.command.bench.target import Target
-from engine_plugins.command.bench.workload import BenchRequest, Workload, arrivals, random_text
-from engine_plugins.command.doctor import evidence
-from engine_plugins.command.doctor.diagnosis import Diagnosis, Finding, diagnose
-from engine_plugins.command.doctor.evidence import Evidence
-from engine_plugins.command.doctor.recording import record
-from engine_plugins.command.doctor.rules import RULES
-from engine_plugins.command.ladder.rungs import merged
-from engine_plugins.command.ladder.servers import Refused, Servers
-from engine_plugins.command.live import LiveEngine, metrics_of
+from engine_lab.bench.options import BenchOptions, add_flags, options_of
+from engine_lab.bench.probe import calibrate, find_model
+from engine_lab.bench.target import Target
+from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.doctor import evidence
+from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
+from engine_lab.doctor.evidence import Evidence
+from engine_lab.doctor.recording import record
+from engine_lab.doctor.rules import RULES
+from engine_lab.ladder.rungs import merged
+from engine_lab.ladder.servers import Refused, Servers
+from engine_lab.shared.live import LiveEngine, metrics_of
 
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0

@@ -34,9 +34,9 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.request import EngineRequest, SamplingParams, Timings
-from engine.evaluation.forward import LoadedPlan
 from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance
+from engine_lab.eval.forward import LoadedPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "plugins" / "architecture"

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from statistics import mean, median, stdev
 
-from engine_plugins.command.ladder.comparisons import SAME, Comparison, before_first
-from engine_plugins.command.statistics import Estimate, hodges_lehmann, wilson
+from engine_lab.ladder.comparisons import SAME, Comparison, before_first
+from engine_lab.shared.statistics import Estimate, hodges_lehmann, wilson
 
 CORRELATION, DRIFT, OWN, SPIKE, SPIKES = 0.95, 0.10, 0.03, 0.5, 0.05
 T_95 = {6: 2.571, 10: 2.262, 20: 2.093, 40: 2.023}

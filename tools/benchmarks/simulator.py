@@ -34,12 +34,12 @@ import aiohttp
 from engine.contracts.percentiles import percentiles
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop.step_cost import StepCostModel
-from engine.simulation.calibration import SCHEMA, Calibration, read_calibration, write_calibration
-from engine.simulation.outcome import Outcome
-from engine.simulation.plans import most_blocks, resolve
-from engine.simulation.run import simulate
-from engine.simulation.spec import EngineSpec, Overheads
-from engine.simulation.trace import TraceRequest
+from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_calibration, write_calibration
+from engine_lab.shared.simulation.outcome import Outcome
+from engine_lab.shared.simulation.plans import most_blocks, resolve
+from engine_lab.shared.simulation.run import simulate
+from engine_lab.shared.simulation.spec import EngineSpec, Overheads
+from engine_lab.shared.simulation.trace import TraceRequest
 
 BLOCK, KV_TOKENS, TOKEN_IDS = 16, 16384, range(300, 4000)
 LOADS = (0.3, 0.6, 0.8, 0.95)

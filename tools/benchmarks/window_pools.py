@@ -26,15 +26,14 @@ from engine.contracts.events import PrefixCacheEvent, StepEvent
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.step_cost import StepCost
-from engine.evaluation.capacity import bind_stated
-from engine.evaluation.plans import stated_plan
 from engine.kv.groups import PoolShape, cache_groups
-from engine.simulation.clock import VirtualClock
-from engine.simulation.device import SimulatedDevice
-from engine.simulation.engine import make_core
-from engine.simulation.spec import EngineSpec
 from engine.startup.memory.estimate import estimate_memory
 from engine.startup.memory.weights import WeightSizes
+from engine_lab.shared.simulation.clock import VirtualClock
+from engine_lab.shared.simulation.device import SimulatedDevice
+from engine_lab.shared.simulation.engine import make_core
+from engine_lab.shared.simulation.spec import EngineSpec
+from engine_lab.shared.stated import bind_stated, stated_plan
 
 CARD = DeviceFacts("cuda", "a stated card", (9, 0), 80 << 30)
 LOADS = ((16, 1500), (32, 300), (16, 8000), (4, 30_000))

@@ -65,7 +65,7 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     sys.path[:0] = source_paths(scratch)
     from rich.console import Console
 
-    from engine.evaluation.output import check_folder
+    from engine_lab.shared.output import check_folder
 
     folder = options.output or (Path(tempfile.gettempdir()) if options.dry_run else REPORTS)
     try:

@@ -5,9 +5,10 @@
     python -m tools.parallel_model --models Llama-3.1-8B --devices mine.json --figures mine.md --method shm
 
 Prints tables of Markdown with their inputs. ``--devices``: names, or JSON files with an object of the fields of
-``engine.estimates.devices.Device``; ``--efficiency``: one with those of ``engine.estimates.efficiency.Efficiency``;
-``--figures``: a file with what ``tools/benchmarks/collectives.py`` has printed, or a JSON file with a list of objects
-of the fields of ``engine.estimates.collectives.Figure``.
+``engine_lab.shared.estimates.devices.Device``; ``--efficiency``: one with those of
+``engine_lab.shared.estimates.efficiency.Efficiency``; ``--figures``: a file with what
+``tools/benchmarks/collectives.py`` has printed, or a JSON file with a list of objects of the fields of
+``engine_lab.shared.estimates.collectives.Figure``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tools.parallel_model import printed
 from tools.parallel_model.models import SHAPES
 from tools.parallel_model.tables import Question, fit_table, inputs, model_table
 
-from engine.estimates.collectives import PUBLISHED, Figure, figures_from
-from engine.estimates.devices import DEVICES, device, device_from
-from engine.estimates.efficiency import SERVING, efficiency_from
-from engine.estimates.errors import EstimateError
+from engine_lab.shared.estimates.collectives import PUBLISHED, Figure, figures_from
+from engine_lab.shared.estimates.devices import DEVICES, device, device_from
+from engine_lab.shared.estimates.efficiency import SERVING, efficiency_from
+from engine_lab.shared.estimates.errors import EstimateError
 
 ASKED = ("Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B")
 

@@ -10,11 +10,11 @@ from tools.parallel_model.anchors import Anchor
 from tools.parallel_model.models import graph
 
 from engine.contracts.ops import Experts
-from engine.estimates.collectives import collectives
-from engine.estimates.devices import device
-from engine.estimates.efficiency import Efficiency
-from engine.estimates.steps import Estimate
 from engine.models.layout import Layout
+from engine_lab.shared.estimates.collectives import collectives
+from engine_lab.shared.estimates.devices import device
+from engine_lab.shared.estimates.efficiency import Efficiency
+from engine_lab.shared.estimates.steps import Estimate
 
 IDEAL = Efficiency(bandwidth=1.0, layer_us=0.0, flops=1.0)
 

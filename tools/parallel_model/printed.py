@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from engine.estimates.collectives import Figure
-from engine.estimates.errors import EstimateError
+from engine_lab.shared.estimates.collectives import Figure
+from engine_lab.shared.estimates.errors import EstimateError
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
 

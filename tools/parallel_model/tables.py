@@ -11,12 +11,12 @@ from tools.parallel_model.fitting import estimated_ms, fit
 from tools.parallel_model.models import graph
 
 from engine.contracts.ops import Experts
-from engine.estimates.collectives import RATE, Figure, collectives
-from engine.estimates.devices import Device
-from engine.estimates.efficiency import Efficiency
-from engine.estimates.errors import EstimateError
-from engine.estimates.steps import Estimate, Memory
 from engine.models.layout import Layout
+from engine_lab.shared.estimates.collectives import RATE, Figure, collectives
+from engine_lab.shared.estimates.devices import Device
+from engine_lab.shared.estimates.efficiency import Efficiency
+from engine_lab.shared.estimates.errors import EstimateError
+from engine_lab.shared.estimates.steps import Estimate, Memory
 
 GB = 10**9
 LAYOUTS = (

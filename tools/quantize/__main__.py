@@ -20,8 +20,8 @@ from tools.quantize.run import quantize
 
 from engine.assembly.errors import AssemblyError
 from engine.checkpoint.tensors import CheckpointError
-from engine.evaluation.flags import at_least
 from engine.service.tokenizer import TokenizerError
+from engine_lab.shared.flags import at_least
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -25,12 +25,12 @@ from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import Experts, HeadLinear, Norm, Router
 from engine.contracts.ops import Linear as LinearOp
 from engine.contracts.quantizer import QuantizedWeight
-from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.models.fused_experts import fused_tensors
 from engine.models.required_tensors import norm_tensors
 from engine.service.tokenizer import Tokenizer
+from engine_lab.eval.windows import read_prompts, read_text
 
 HEAD_BITS = 8
 UNPACKED = ("smoothquant", "fp8")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Gated, Norm, Rope, RopeFacts
-from engine.evaluation.output import check_folder
+from engine_lab.shared.output import check_folder
 
 MEASURED_STEPS = 7
 """Drafts of a decode step that acceptance is reported for, where the drafter has no bound of its own."""

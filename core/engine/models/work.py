@@ -1,6 +1,6 @@
 """What a rank does in a step, in bytes and operations, from its graph alone: what it reads, multiplies, and exchanges.
 
-Pure arithmetic: how long that takes on a device is :mod:`engine.estimates`.
+Pure arithmetic: how long that takes on a device is :mod:`engine_lab.shared.estimates`.
 """
 
 from __future__ import annotations

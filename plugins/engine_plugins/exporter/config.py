@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from engine.contracts.config import SlotConfig, at_least, one_of
-from engine_plugins.command.alerts.slo import SLO_CLASSES
+from engine_lab.alerts.slo import SLO_CLASSES
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import msgspec
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import Event
 from engine.contracts.provider import BuildContext
-from engine_plugins.command.alerts.evaluation import FIRING, Evaluator, Finding
-from engine_plugins.command.alerts.history import History, scrape_of
-from engine_plugins.command.alerts.rules import RuleOptions, names, rules
-from engine_plugins.command.live import samples_of
+from engine_lab.alerts.evaluation import FIRING, Evaluator, Finding
+from engine_lab.alerts.history import History, scrape_of
+from engine_lab.alerts.rules import RuleOptions, names, rules
+from engine_lab.shared.live import samples_of
 from engine_plugins.exporter.config import WebhookConfig, read_headers
 from engine_plugins.exporter.exposition import counted, page
 from engine_plugins.exporter.outbox import Outbox

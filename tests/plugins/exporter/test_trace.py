@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from engine.contracts.exporter import Exporter, Transcript
-from engine.simulation.traces.reading import read_trace
 from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, one_of_each, request_event
+from engine_lab.shared.simulation.traces.reading import read_trace
 from engine_plugins.exporter.config import TraceConfig
 from engine_plugins.exporter.trace import TraceExporter
 

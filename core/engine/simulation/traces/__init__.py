@@ -1,1 +1,0 @@
-"""Readers of traces: one file for each format, all of them giving :class:`~engine.simulation.trace.TraceRequest`."""

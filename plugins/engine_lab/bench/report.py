@@ -1,0 +1,254 @@
+"""From the records of a run to its result (plain data, also the JSON file) and the table on the screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engine.contracts.percentiles import TOO_FEW, Sample, describe
+from engine.machine import MachineUse
+from engine_lab.bench.busy import Busy, as_json
+from engine_lab.bench.record import RequestRecord
+from engine_lab.bench.slo import Slo
+
+SCHEMA = "engine-bench/1"
+MAX_LAG_MS = 5.0
+MAX_LAG_SHARE = 0.01
+METRICS = (
+    ("ttft_ms", "TTFT"),
+    ("itl_ms", "ITL per token"),
+    ("inter_chunk_ms", "ITL per event"),
+    ("tpot_ms", "TPOT"),
+    ("e2e_ms", "E2E"),
+)
+
+Result = dict[str, Any]
+
+
+def summarise(
+    records: Sequence[RequestRecord],
+    loop_lags_s: Sequence[float],
+    slo: Slo | None,
+    config: dict[str, Any],
+    busy: Busy | None = None,
+) -> Result:
+    """The result of a run. ``config`` says what was run and is copied into it; ``busy``: what was seen of the machine.
+
+    The run lasts from the first due time to the last end, waiting for stragglers included.
+    """
+    ok = [record for record in records if record.ok]
+    duration_s = max((r.done_s for r in records), default=0.0) - min((r.scheduled_s for r in records), default=0.0)
+    metrics = {name: spread(samples) for name, samples in latency_samples(ok).items()}
+    client = client_lag(records, loop_lags_s, metrics["ttft_ms"]["p50"])
+    reasons = client.pop("reasons")
+    return {
+        "schema": SCHEMA,
+        "config": config,
+        "valid": not reasons,
+        "invalid_reasons": reasons,
+        "duration_s": duration_s,
+        "requests": {"sent": len(records), "ok": len(ok), "failed": failures(records)},
+        "metrics": metrics,
+        "throughput": throughput(ok, duration_s),
+        "tokens": token_counts(ok),
+        "drafting": drafting(ok),
+        "goodput": None if slo is None else goodput(records, slo, duration_s),
+        "client": client,
+        "machine": as_json(busy),
+        "records": [row(record) for record in sorted(records, key=lambda r: r.index)],
+    }
+
+
+def latency_samples(ok: Sequence[RequestRecord]) -> dict[str, list[Sample]]:
+    return {
+        "ttft_ms": [(value, 1) for r in ok if (value := r.ttft_ms) is not None],
+        "itl_ms": [sample for r in ok for sample in r.itl_samples],
+        "inter_chunk_ms": [(gap, 1) for r in ok for gap in r.inter_chunk_ms],
+        "tpot_ms": [(value, 1) for r in ok if (value := r.tpot_ms) is not None],
+        "e2e_ms": [(r.e2e_ms, 1) for r in ok],
+    }
+
+
+def spread(samples: Sequence[Sample]) -> dict[str, float | int | None]:
+    """Count, mean, percentiles, least and greatest value."""
+    values = [value for value, _ in samples]
+    return {**describe(samples), "min": min(values, default=None), "max": max(values, default=None)}
+
+
+def client_lag(
+    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], ttft_p50_ms: float | None
+) -> dict[str, Any]:
+    """How late the client itself was, and whether that spoils the run: its 99th percentile, of few requests the
+    largest value, must not exceed 5 ms or 1 % of the median TTFT, whichever is larger."""
+    limit = max(MAX_LAG_MS, MAX_LAG_SHARE * (ttft_p50_ms or 0.0))
+    send = spread([(max(0.0, r.sent_s - r.scheduled_s) * 1e3, 1) for r in records])
+    loop = spread([(lag * 1e3, 1) for lag in loop_lags_s])
+    reasons = [
+        f"{what}: {at_worst(lag)} exceeds {limit:.1f} ms; the client was too slow for its measurements to count (lower "
+        "the load, or run it on an idle machine)"
+        for what, lag in (("requests left late", send), ("the event loop woke late", loop))
+        if (lag["max"] or 0.0 if lag["p99"] is None else lag["p99"]) > limit
+    ]
+    return {"limit_ms": limit, "send_lag_ms": send, "loop_lag_ms": loop, "reasons": reasons}
+
+
+def at_worst(lag: dict[str, Any]) -> str:
+    """P99, or of few the largest value."""
+    return f"{show(lag['max'], 1)} ms at most" if lag["p99"] is None else f"{lag['p99']:.1f} ms at p99"
+
+
+def failures(records: Iterable[RequestRecord]) -> dict[str, dict[str, Any]]:
+    """By kind: how many, and the first one's own words."""
+    failed = [record for record in records if not record.ok]
+    counts = Counter(record.error for record in failed)
+    return {
+        kind: {"count": count, "example": next(r.detail for r in failed if r.error == kind)}
+        for kind, count in counts.most_common()
+    }
+
+
+def throughput(ok: Sequence[RequestRecord], duration_s: float) -> dict[str, float | None]:
+    per_s = 1.0 / duration_s if duration_s > 0 else 0.0
+    output, prompt = total(r.output_tokens for r in ok), total(r.prompt_tokens for r in ok)
+    return {
+        "requests_per_s": len(ok) * per_s,
+        "output_tokens_per_s": None if output is None else output * per_s,
+        "prompt_tokens_per_s": None if prompt is None else prompt * per_s,
+    }
+
+
+def token_counts(ok: Sequence[RequestRecord]) -> dict[str, float | None]:
+    """Totals, and tokens per chunk; ``None`` where the server does not say."""
+    output = total(r.output_tokens for r in ok)
+    chunks = sum(len(r.chunks_s) for r in ok)
+    return {
+        "prompt": total(r.prompt_tokens for r in ok),
+        "cached": total(r.cached_tokens for r in ok),
+        "output": output,
+        "per_chunk": output / chunks if output is not None and chunks else None,
+    }
+
+
+def drafting(ok: Sequence[RequestRecord]) -> dict[str, float | None] | None:
+    """Sums over requests and what follows from them; ``None`` where the server does not say."""
+    said = [record.drafting for record in ok]
+    known = [one for one in said if one is not None]
+    if not known or len(known) < len(said):
+        return None
+    drafted, accepted = sum(one.drafted for one in known), sum(one.accepted for one in known)
+    chains, decode_ms = sum(one.chains for one in known), sum(one.decode_ms for one in known)
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "chains": chains,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_accepted_length": 1.0 + accepted / chains if chains else None,
+        "draft_share": sum(one.draft_ms for one in known) / decode_ms if decode_ms > 0.0 else None,
+    }
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; ``None`` if any is unknown, or there are none: a part is not the whole."""
+    known = list(counts)
+    return None if not known or None in known else sum(count for count in known if count is not None)
+
+
+def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
+    """Requests per second that kept every objective; failed ones are in the share's denominator."""
+    verdicts = [slo.met_by(record) for record in records]
+    good = sum(verdict is True for verdict in verdicts)
+    unknown = any(verdict is None for verdict in verdicts)
+    return {
+        "slo": str(slo),
+        "requests_per_s": None if unknown or duration_s <= 0 else good / duration_s,
+        "share": None if unknown or not verdicts else good / len(verdicts),
+    }
+
+
+def row(record: RequestRecord) -> dict[str, Any]:
+    return {
+        "index": record.index,
+        "scheduled_s": record.scheduled_s,
+        "sent_s": record.sent_s,
+        "ttft_ms": record.ttft_ms,
+        "tpot_ms": record.tpot_ms,
+        "e2e_ms": record.e2e_ms,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "drafting": None if record.drafting is None else asdict(record.drafting),
+        "finish_reason": record.finish_reason,
+        "error": record.error,
+    }
+
+
+def render(result: Result) -> RenderableType:
+    """The result as a table with its notes."""
+    config = result["config"]
+    title = Text(f"{config['model']} at {config['url']}: {config['load']}")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("milliseconds", no_wrap=True)
+    for name in ("mean", "p50", "p95", "p99", "max", "samples"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, label in METRICS:
+        values = result["metrics"][key]
+        cells = [ms(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
+        table.add_row(label, *cells, f"{values['count']:,}")
+    parts: list[RenderableType] = [table, *(Text(line) for line in notes(result))]
+    if not result["valid"]:
+        parts += [Text(f"INVALID: {reason}", style="bold red") for reason in result["invalid_reasons"]]
+    return Group(*parts)
+
+
+def notes(result: Result) -> list[str]:
+    """Everything besides the latencies, a line each."""
+    requests, rates, tokens = result["requests"], result["throughput"], result["tokens"]
+    client = result["client"]
+    mean = f" ({tokens['prompt'] / requests['ok']:,.0f} each)" if tokens["prompt"] else ""
+    cached = "" if tokens["cached"] is None else f", {tokens['cached']:,} of {tokens['prompt']:,} cached"
+    lines = [
+        f"requests    {requests['ok']} of {requests['sent']} ok in {result['duration_s']:.1f} s, "
+        f"{rates['requests_per_s']:.2f}/s",
+        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(tokens['per_chunk'])} per event",
+        f"prompts     {show(rates['prompt_tokens_per_s'], 1)} tokens/s{mean}{cached}; lengths by "
+        f"{result['config']['prompt_length_from']}",
+        f"client      requests left late by {at_worst(client['send_lag_ms'])}, its event loop woke late by "
+        f"{at_worst(client['loop_lag_ms'])} (limit {client['limit_ms']:.1f} ms)",
+    ]
+    if (drafts := result["drafting"]) and drafts["drafted"]:
+        spent = "" if drafts["draft_share"] is None else f", {drafts['draft_share']:.1%} of decoding spent on them"
+        lines.append(
+            f"drafts      {drafts['acceptance_rate']:.1%} of {drafts['drafted']:,} accepted, mean accepted length "
+            f"{drafts['mean_accepted_length']:.2f}{spent}"
+        )
+    if (good := result["goodput"]) is not None:
+        share = "unknown" if good["share"] is None else f"{good['share']:.1%}"
+        lines.append(f"goodput     {show(good['requests_per_s'])} requests/s ({share}) within {good['slo']}")
+    if (machine := result["machine"]) is not None:
+        found = msgspec.convert(machine, MachineUse)
+        if found.is_busy:
+            lines.append(f"machine     busy: {machine['whose']} spent {found.words}")
+    if requests["ok"] and tokens["output"] is None:
+        lines.append("The server does not report token counts: ITL and TPOT are unknown (--tokenizer counts them).")
+    if any(values["count"] and values["p99"] is None for values in result["metrics"].values()):
+        lines.append(TOO_FEW)
+    for kind, failure in requests["failed"].items():
+        lines.append(f"failed      {failure['count']} x {kind}: {failure['example']}")
+    return lines
+
+
+def ms(value: float | None) -> str:
+    """Nine characters up to a quarter of an hour."""
+    return "-" if value is None else show(value, 0 if value >= 10_000 else 2)
+
+
+def show(value: float | None, digits: int = 2) -> str:
+    return "unknown" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,119 @@
+"""Entry of ``engine doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from rich.console import Console
+
+from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_lab.bench.probe import ProbeError
+from engine_lab.doctor import evidence, ledger
+from engine_lab.doctor.diagnosis import Diagnosis, diagnose
+from engine_lab.doctor.evidence import Evidence
+from engine_lab.doctor.recording import record
+from engine_lab.doctor.report import causes, document, render
+from engine_lab.doctor.rule import Rule
+from engine_lab.doctor.rules import RULES
+from engine_lab.doctor.shadow import options_of, workload_of
+from engine_lab.doctor.verify import verify
+from engine_lab.ladder.servers import Refused
+from engine_lab.shared.live import LiveEngine, LiveError
+from engine_lab.shared.output import check_writable
+from engine_lab.shared.signals import ends_cleanly
+
+TIMEOUT_S = 30.0
+REQUESTS = 24
+"""Of a run of ``--verify``."""
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Run ``engine doctor`` with parsed flags; returns the exit status."""
+    try:
+        rules = (*RULES, *(rule for name in flags.rules for rule in rules_at(name)))
+        if flags.causes:
+            print(causes(rules), end="")
+            return OK
+        if flags.ledger is not None and not flags.verify:
+            file = _ledger(flags.ledger)
+            if flags.ledger and not file.exists():
+                raise ValueError(f"--ledger {file}: no such file; --verify writes it")
+            print("\n".join(ledger.score(ledger.read(file))))
+            return OK
+        if flags.record:
+            check_writable(flags.record, flag="--record")
+        if flags.verify:
+            check_writable(str(_ledger(flags.ledger or "")), flag="--ledger")
+        found = evidence.read(flags.evidence) if flags.evidence else asyncio.run(_record(flags))
+        if flags.record:
+            evidence.write(found, flags.record)
+        diagnosis = diagnose(found, rules)
+    except LiveError as error:
+        return complain(error, FAILED)
+    except (ValueError, OSError) as error:
+        return complain(error, USAGE)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was diagnosed", INTERRUPTED)
+    if flags.json:
+        print(msgspec.json.format(msgspec.json.encode(document(diagnosis, found)), indent=1).decode())
+    else:
+        Console().print(render(diagnosis, found))
+    return _verify(flags, found, diagnosis) if flags.verify else OK
+
+
+def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) -> int:
+    """Of the first finding that has overrides and predicts a time."""
+    finding = next((each for each in diagnosis.findings if each.remedy.overrides and each.rule.is_time), None)
+    if finding is None:
+        print("nothing to verify: no finding has an override that saves time", file=sys.stderr)
+        return OK
+    try:
+        file = _ledger(flags.ledger or "")
+        options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
+        with ends_cleanly(), Console(stderr=True).status("", refresh_per_second=1) as line:
+            estimate = asyncio.run(verify(finding, found, options, line.update))
+        entry = ledger.entry_of(finding, found, estimate)
+        ledger.append(file, entry)
+    except (Refused, ProbeError, LiveError, OSError) as error:
+        return complain(error, FAILED)
+    except ValueError as error:
+        return complain(error, USAGE)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was verified", INTERRUPTED)
+    print("\n".join(ledger.score([entry])), file=sys.stderr if flags.json else sys.stdout)
+    return OK
+
+
+def _ledger(path: str) -> Path:
+    return Path(path) if path else ledger.default_file()
+
+
+async def _record(flags: argparse.Namespace) -> Evidence:
+    console = Console(stderr=True)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        with console.status("", refresh_per_second=1) as line:
+            return await record(LiveEngine(session, flags.url, flags.api_key), flags.window, line.update)
+
+
+def rules_at(name: str) -> Sequence[Rule]:
+    """Of ``package.module:NAME``. Raises ``ValueError`` if there are none."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = tuple(getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"--rules {name}: expected MODULE:NAME of a sequence of rules ({error})") from error
+    if wrong := [each for each in found if not isinstance(each, Rule)]:
+        raise ValueError(f"--rules {name}: holds a {type(wrong[0]).__name__}, expected rules")
+    return found
+
+
+def complain(error: object, status: int) -> int:
+    print(f"engine doctor: {error}", file=sys.stderr)
+    return status

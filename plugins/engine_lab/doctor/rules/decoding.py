@@ -1,0 +1,217 @@
+"""ITL is the problem: what a decode step costs, and what else is computed in it."""
+
+from __future__ import annotations
+
+from engine_lab.doctor.evidence import Engine, Figures
+from engine_lab.doctor.figures import STEP_COST, decode_row_ms
+from engine_lab.doctor.rule import Remedy, Rule
+
+BRANCH = "ITL"
+ENOUGH = {"requests": 3.0, "steps": 20.0, "itl_count": 50.0}
+CHUNK_COST = (*STEP_COST, "cost.per_prefill_context_ms")
+SLOW_WEIGHTS_MS = 20.0
+"""A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
+
+
+LONG = 1024
+"""Tokens of a context from which on it may be called long."""
+
+
+def stalls(engine: Engine, figures: Figures) -> bool:
+    """Whether steps with another's prompt in them hold up decoding for several decode steps."""
+    chunk = figures["chunk_max"]
+    tokens_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
+    return (
+        not engine.settings.get("scheduler.itl_target_ms")
+        and chunk >= 384
+        and figures["cost.per_row_ms"] + tokens_ms >= 5.0 * figures["itl_p50_ms"]
+        and figures["itl_p999_ms"] >= 5.0 * figures["itl_p50_ms"]
+        and figures["stalled_share"] >= 0.1
+    )
+
+
+def is_one_long(figures: Figures) -> bool:
+    return figures["prompt_max"] >= 5.0 * figures["prompt_p50"]
+
+
+def smaller_chunks(engine: Engine, figures: Figures, advice: str) -> Remedy:
+    chunk = figures["chunk_max"]
+    size = 64
+    while size * 2 <= chunk / 4:
+        size *= 2
+    chunked = () if engine.slots.get("scheduler") == "chunked_prefill" else ("scheduler=chunked_prefill",)
+    return Remedy(0.8 * size / chunk, 0.8, (*chunked, f"scheduler.token_budget={size}"), advice)
+
+
+def budget_too_large(engine: Engine, figures: Figures) -> Remedy | None:
+    if not stalls(engine, figures) or is_one_long(figures):
+        return None
+    return smaller_chunks(engine, figures, "Or scheduler.itl_target_ms. A prompt's own TTFT rises a little.")
+
+
+def long_prompt(engine: Engine, figures: Figures) -> Remedy | None:
+    if not stalls(engine, figures) or not is_one_long(figures):
+        return None
+    return smaller_chunks(engine, figures, "Or send long prompts to an engine of their own, or shorten them (RAG).")
+
+
+def drafter(engine: Engine, figures: Figures) -> Remedy | None:
+    """By the step cost: a step with drafts and what it brings, beside steps without."""
+    if engine.slots.get("drafter", "none") == "none" or figures["chains"] < 10:
+        return None
+    rows = max(1.0, figures["rows"])
+    drafts = figures["drafted"] / figures["steps"]
+    accepted = figures["accepted"] / figures["steps"]
+    plain = figures["cost.base_ms"] + rows * decode_row_ms(figures)
+    drafted = plain + figures["draft_ms"] + drafts * figures["cost.per_token_ms"]
+    ratio = plain * (rows + accepted) / rows / drafted
+    return Remedy(0.7 * ratio, min(0.97, 1.15 * ratio), ("drafter=none",)) if ratio <= 0.85 else None
+
+
+def eager(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.settings.get("execution") != "eager":
+        return None
+    words = ("execution=auto",) if engine.overlap else ("execution=auto", "overlap=true")
+    return Remedy(0.2, 0.9, words, "With kernels that are compiled or captured, a step costs less of the host's time.")
+
+
+def uncaptured(engine: Engine, figures: Figures) -> Remedy | None:
+    if not any("uncaptured" in line for line in engine.lowering):
+        return None
+    if engine.slots.get("kv_format") == "native" or figures["preemptions"] > 0:
+        return None
+    advice = "The KV format pays where requests are preempted, and here none was."
+    return Remedy(0.3, 0.95, ("kv_format=native",), advice)
+
+
+def host_gap(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.overlap:
+        return None
+    share = figures["gap_ms"] / (figures["step_ms"] + figures["gap_ms"])
+    return Remedy(max(0.05, 1.0 - share), 1.0 - 0.2 * share, ("overlap=true",)) if share >= 0.08 else None
+
+
+def quantizer(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.kind != "cpu" or engine.slots.get("quantizer") != "fp8":
+        return None
+    return Remedy(0.4, 0.97, ("quantizer=int8",), "This device multiplies int8, and has to convert fp8.")
+
+
+def weights(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.slots.get("quantizer") not in ("checkpoint", "none") or figures["cost.base_ms"] < SLOW_WEIGHTS_MS:
+        return None
+    if figures["cost.base_ms"] < 0.7 * (figures["cost.base_ms"] + figures["rows"] * decode_row_ms(figures)):
+        return None
+    return Remedy(0.4, 0.9, ("quantizer=int8",), "Rounded weights change answers a little: run engine eval.")
+
+
+def long_context(engine: Engine, figures: Figures) -> Remedy | None:
+    """By the bytes that a decode step reads: the step cost can only tell where the number of rows varies."""
+    context = figures["prompt_mean"] + figures["output_mean"] / 2
+    read = figures["rows"] * context * engine.kv_token_bytes
+    share = read / (read + engine.weights_bytes)
+    if context < LONG or not engine.kv_token_bytes:
+        return None
+    if share < 0.5:
+        return None
+    advice = "Shorten what every request carries: the history, or retrieved text (8,000 tokens for 2,000 is 4x)."
+    return Remedy(max(0.05, 1.0 - share), 1.0 - 0.2 * share, (), advice)
+
+
+def threads(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.kind != "cpu" or engine.settings.get("threads") is None or figures["busy_share"] < 0.2:
+        return None
+    return Remedy(0.2, 0.95, ("threads=null",), "As many as the CPUs that this process may use.")
+
+
+RULES = (
+    Rule(
+        "token_budget_too_large",
+        "ITL: steps with prompts in them",
+        "Prompts are computed in chunks so large that decoding waits for them.",
+        "itl_p999_ms",
+        ("chunk_max", "stalled_share", "itl_p50_ms", *CHUNK_COST),
+        budget_too_large,
+        ENOUGH,
+    ),
+    Rule(
+        "long_prompt_among_short",
+        "ITL: steps with prompts in them",
+        "A few prompts are much longer than the others, and decoding waits while they are computed.",
+        "itl_p999_ms",
+        (
+            "prompt_p50",
+            "prompt_max",
+            "chunk_max",
+            "stalled_share",
+            "itl_p50_ms",
+            *CHUNK_COST,
+        ),
+        long_prompt,
+        ENOUGH,
+    ),
+    Rule(
+        "drafter_does_not_pay",
+        "ITL: speculation",
+        "Drafts cost more than the tokens that are accepted of them bring.",
+        "itl_mean_ms",
+        ("drafted", "accepted", "chains", "draft_ms", "rows", *STEP_COST),
+        drafter,
+        ENOUGH,
+    ),
+    Rule("execution_eager", BRANCH, "Steps run kernel by kernel.", "itl_p50_ms", ("step_ms", "host_ms"), eager, ENOUGH),
+    Rule(
+        "steps_uncaptured",
+        BRANCH,
+        "The KV format keeps steps from being one call, and memory is not short.",
+        "itl_p50_ms",
+        ("step_ms", "kv_used_max", "preemptions"),
+        uncaptured,
+        ENOUGH,
+    ),
+    Rule(
+        "host_gap",
+        BRANCH,
+        "The device waits for the host between steps, because the next is planned only then.",
+        "itl_p50_ms",
+        ("gap_ms", "step_ms", "host_ms"),
+        host_gap,
+        ENOUGH,
+    ),
+    Rule(
+        "quantizer_unsuited",
+        "ITL: quantizer",
+        "The format of the weights is not one that this device computes with.",
+        "itl_p50_ms",
+        ("step_ms", "cost.base_ms"),
+        quantizer,
+        ENOUGH,
+    ),
+    Rule(
+        "weights_unquantized",
+        "ITL: quantizer",
+        "A decode step spends most of its time reading weights.",
+        "itl_p50_ms",
+        ("rows", *STEP_COST),
+        weights,
+        ENOUGH,
+    ),
+    Rule(
+        "long_context",
+        BRANCH,
+        "A decode step spends most of its time reading the keys and values of long contexts.",
+        "itl_p50_ms",
+        ("prompt_mean", "output_mean", "rows"),
+        long_context,
+        ENOUGH,
+    ),
+    Rule(
+        "threads_set",
+        BRANCH,
+        "The number of CPU threads was set by hand.",
+        "itl_p50_ms",
+        ("step_ms", "busy_share"),
+        threads,
+        ENOUGH,
+    ),
+)

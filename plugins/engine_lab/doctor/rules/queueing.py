@@ -1,0 +1,160 @@
+"""TTFT is the problem, and prompts are not long: requests wait, for a row, for blocks, or behind another's prompt."""
+
+from __future__ import annotations
+
+from engine_lab.doctor.evidence import Engine, Figures
+from engine_lab.doctor.figures import STEP_COST, decode_row_ms
+from engine_lab.doctor.rule import Remedy, Rule
+
+BRANCH = "TTFT, no long prompt: queue depth"
+WAITS = ("waiting_mean", "waiting_share", "running_max", "queue_ms", "kv_used_max")
+ENOUGH = {"requests": 3.0, "steps": 20.0}
+BATCHES_WELL = 1.5
+"""Twice the rows bring so many times the requests per second: then the device has room."""
+FEW, BUSY = 16, 0.7
+LONGER_ITL = "Others wait longer for a token beside a prompt: see that the highest ITL is still good enough."
+
+
+def without_queue(figures: Figures, most: float = 0.95) -> Remedy | None:
+    """TTFT without most of its waiting."""
+    waited = figures["queue_ms"] + figures["dispatch_ms"]
+    share = waited / (waited + figures["prefill_ms"] + figures["tokenize_ms"])
+    return Remedy(max(0.01, 1.0 - most * share), 1.0 - 0.3 * share) if share >= 0.3 else None
+
+
+def is_growing(figures: Figures) -> bool:
+    """Whether more wait at a window's end than at its beginning, by a good part of what was served."""
+    return figures["waiting_growth"] >= max(2.0, 0.15 * figures["requests"])
+
+
+def waits_for_row(engine: Engine, figures: Figures) -> bool:
+    limit = engine.settings.get("scheduler.max_requests", 0)
+    return figures["waiting_share"] >= 0.6 and figures["running_max"] >= limit and figures["kv_used_max"] < 0.85
+
+
+def more_rows_serve_more(figures: Figures) -> bool:
+    """By the step cost, for twice the rows."""
+    if "cost.base_ms" not in figures:
+        return False
+    rows = max(1.0, figures["rows"])
+    fixed = figures["cost.base_ms"] + figures.get("gap_ms", 0.0)
+    decoding = rows * decode_row_ms(figures)
+    return 2 * (fixed + decoding) >= BATCHES_WELL * (fixed + 2 * decoding)
+
+
+def static(engine: Engine, figures: Figures) -> Remedy | None:
+    if engine.slots.get("scheduler") != "static" or figures["waiting_share"] < 0.2:
+        return None
+    remedy = without_queue(figures)
+    return remedy and Remedy(remedy.low, remedy.high, ("scheduler=chunked_prefill",))
+
+
+def too_few_rows(engine: Engine, figures: Figures) -> Remedy | None:
+    limit = engine.settings.get("scheduler.max_requests", 0)
+    if engine.slots.get("scheduler") == "static" or not waits_for_row(engine, figures):
+        return None
+    if not more_rows_serve_more(figures) and (limit >= FEW or is_growing(figures)):
+        return None
+    remedy, wanted = without_queue(figures), limit
+    while wanted < min(256, limit + 2 * figures["waiting_mean"]):
+        wanted *= 2
+    return remedy and Remedy(remedy.low, remedy.high, (f"scheduler.max_requests={wanted}",))
+
+
+def overload(engine: Engine, figures: Figures) -> Remedy | None:
+    limit = engine.settings.get("scheduler.max_requests", 0)
+    if figures["waiting_share"] < 0.8 or figures["busy_share"] < BUSY or figures["running_max"] < limit:
+        return None
+    if engine.slots.get("scheduler") == "static" or too_few_rows(engine, figures):
+        return None
+    remedy = without_queue(figures)
+    advice = "More arrives than one engine serves: add an engine (engine plan says how many), or limit arrivals."
+    return remedy and Remedy(remedy.low, remedy.high, (), advice)
+
+
+def bursts(engine: Engine, figures: Figures) -> Remedy | None:
+    if figures["arrivals_dispersion"] < 3.0 or figures["busy_share"] > BUSY:
+        return None
+    if figures["ttft_p95_ms"] < 2.0 * figures["ttft_p50_ms"] and figures["rows"] < 2.0:
+        return None
+    advice = "Requests come in bursts while the engine idles between them: spread them out at the client."
+    return Remedy(0.2, 0.8, (), advice)
+
+
+def refused(engine: Engine, figures: Figures) -> Remedy | None:
+    arrived = figures["rejected"] + figures["requests"]
+    limit = engine.settings.get("server.max_queue", 0)
+    if figures["rejected"] < max(3.0, 0.05 * arrived) or limit >= 128:
+        return None
+    advice = "Refused requests come again later or not at all. If a longer queue only waits longer, add an engine."
+    return Remedy(0.0, 0.95, (f"server.max_queue={max(256, 4 * limit)}",), advice)
+
+
+def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
+    budget, target = engine.settings.get("scheduler.token_budget"), engine.settings.get("scheduler.itl_target_ms")
+    if budget is None or figures["chunks_mean"] < 4.0 or not (target or budget <= 256):
+        return None
+    override = "scheduler.itl_target_ms=0" if target else "scheduler.token_budget=2048"
+    tokens = figures["prompt_mean"] * (1.0 - figures["cached_share"])
+    fixed = figures["cost.base_ms"] + figures["cost.per_row_ms"]
+    whole = fixed + tokens * figures["cost.per_token_ms"]
+    ratio = whole / (whole + (figures["chunks_mean"] - 1) * (fixed + figures["gap_ms"]))
+    return Remedy(max(0.05, 0.4 * ratio), 0.92, (override,), LONGER_ITL) if ratio < 0.85 else None
+
+
+RULES = (
+    Rule(
+        "static_batching",
+        BRANCH,
+        "The scheduler waits for a whole batch to end before it admits others.",
+        "ttft_p50_ms",
+        ("waiting_share", "queue_ms", "ttft_p50_ms"),
+        static,
+        ENOUGH,
+    ),
+    Rule(
+        "too_few_rows",
+        BRANCH,
+        "Requests wait for a row while the KV cache has room: scheduler.max_requests is too low.",
+        "ttft_p50_ms",
+        WAITS,
+        too_few_rows,
+        ENOUGH,
+    ),
+    Rule(
+        "overload",
+        BRANCH,
+        "More requests come at once than the engine serves, and more rows would not serve more.",
+        "ttft_p50_ms",
+        (*WAITS, "waiting_growth", "rejected", "busy_share"),
+        overload,
+        ENOUGH,
+    ),
+    Rule(
+        "bursts",
+        BRANCH,
+        "Requests arrive in bursts and wait for each other, with idle time in between.",
+        "ttft_p95_ms",
+        ("arrivals_dispersion", "busy_share", "ttft_p50_ms", "ttft_p95_ms"),
+        bursts,
+        {"requests": 8.0},
+    ),
+    Rule(
+        "queue_limit",
+        BRANCH,
+        "Requests are refused because few may wait: server.max_queue is too low.",
+        "rejected",
+        ("rejected", "requests"),
+        refused,
+        {"requests": 1.0},
+    ),
+    Rule(
+        "token_budget_too_small",
+        "TTFT, long prompt: chunked prefill",
+        "A prompt takes many small steps, and each step has a fixed cost.",
+        "ttft_p50_ms",
+        ("chunks_mean", "prompt_mean", *STEP_COST, "gap_ms", "cached_share"),
+        small_chunks,
+        ENOUGH,
+    ),
+)

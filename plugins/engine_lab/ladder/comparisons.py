@@ -1,0 +1,55 @@
+"""Which sets of overrides are compared, and in which order their runs are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine_lab.ladder.rungs import Rung, Words, merged
+
+ADDED, LEFT_OUT, ALL, SAME = "added", "left out", "all", "A/A"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sets of words; ratios are of ``after`` to ``before``."""
+
+    kind: str
+    """:data:`ADDED` to the rungs below, :data:`LEFT_OUT` of all, :data:`ALL` rungs beside none, :data:`SAME` twice."""
+    name: str
+    before: Words
+    after: Words
+
+    @property
+    def is_same(self) -> bool:
+        return self.kind == SAME
+
+
+def plan(base: Words, rungs: Sequence[Rung], leave_one_out: bool = True, num_same: int = 0) -> list[Comparison]:
+    """All comparisons of a ladder. Leaving out the topmost rung is what adding it is, and is not measured twice."""
+    words = [rung.words for rung in rungs]
+    top = merged(base, *words)
+    found = [
+        Comparison(ADDED, rung.name, merged(base, *words[:i]), merged(base, *words[: i + 1]))
+        for i, rung in enumerate(rungs)
+    ]
+    if len(rungs) > 1:
+        found.append(Comparison(ALL, "all rungs", base, top))
+    if leave_one_out:
+        found += [
+            Comparison(LEFT_OUT, rung.name, merged(base, *words[:i], *words[i + 1 :]), top)
+            for i, rung in enumerate(rungs[:-1])
+        ]
+    return found + [Comparison(SAME, f"A/A {i + 1}", base, base) for i in range(num_same)]
+
+
+def before_first(seed: int, comparison: Comparison, pairs: int) -> list[bool]:
+    """For each pair of runs, whether ``before`` runs first: ABBA or BAAB, drawn for every two pairs, so that a steady
+    drift of the machine meets both sides alike."""
+    rng = random.Random(f"{seed}/{comparison.kind}/{comparison.name}")
+    order: list[bool] = []
+    while len(order) < pairs:
+        first = rng.random() < 0.5
+        order += [first, not first]
+    return order[:pairs]

@@ -1,0 +1,150 @@
+"""The command line of ``engine ladder``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from engine_lab.bench.distribution import Distribution, parse_distribution
+from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, share, whole
+from engine_lab.bench.slo import Slo, parse_slo
+from engine_lab.ladder.rungs import DEFAULT_RUNGS, Rung, check_names, parse_rung, read_rungs
+from engine_lab.shared.statistics import LEVEL
+
+LEAST_PAIRS = 6
+PLAIN = (
+    "pairs", "level", "concurrency", "rate", "requests", "shared_prefix", "text_file", "prompt_ids", "endpoint",
+    "ignore_eos", "observe", "outputs", "seed", "resident",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LadderOptions:
+    """A ladder, as asked for."""
+
+    rungs: tuple[Rung, ...]
+    pairs: int
+    level: float
+    leave_one_out: bool
+    resident: bool
+    """Engines stay for all pairs of a comparison."""
+    same: int
+    """A/A comparisons."""
+    floor: bool
+    concurrency: int
+    rate: float | None
+    """Requests per second; ``None``: closed loop with ``concurrency``."""
+    requests: int
+    """Of one run."""
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+    shared_prefix: float
+    text_file: str | None
+    prompt_ids: int | None
+    endpoint: str
+    ignore_eos: bool
+    observe: int
+    outputs: int
+    """Prompts whose greedy outputs are compared."""
+    slo: Slo | None
+    seed: int
+    timeout_s: float
+    config_dirs: tuple[str, ...]
+
+    def fixed(self) -> dict[str, Any]:
+        """What must not change while a ladder is continued, as JSON."""
+        return {name: getattr(self, name) for name in PLAIN} | {
+            "prompt_tokens": str(self.prompt_tokens),
+            "output_tokens": str(self.output_tokens),
+            "slo": None if self.slo is None else str(self.slo),
+        }
+
+
+def options_of(flags: argparse.Namespace) -> LadderOptions:
+    """Raises ``ValueError`` when the flags contradict each other."""
+    rungs = [*(read_rungs(flags.rungs) if flags.rungs else ()), *(flags.rung or ())]
+    if not flags.rungs and not flags.rung:
+        rungs = [parse_rung(text) for text in DEFAULT_RUNGS]
+    check_names(rungs)
+    if flags.endpoint == "chat" and flags.prompt_ids is not None:
+        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
+    if flags.rate is not None and flags.concurrency is not None:
+        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    if not 0.5 <= flags.level < 1.0:
+        raise ValueError(f"--level {flags.level:g}: expected at least 0.5 and less than 1")
+    return LadderOptions(
+        rungs=tuple(rungs),
+        pairs=flags.pairs,
+        level=flags.level,
+        leave_one_out=not flags.no_leave_one_out,
+        resident=flags.resident,
+        same=flags.aa,
+        floor=not flags.no_floor,
+        concurrency=flags.concurrency or 1,
+        rate=flags.rate,
+        requests=flags.requests,
+        prompt_tokens=flags.prompt_tokens,
+        output_tokens=flags.output_tokens,
+        shared_prefix=flags.shared_prefix,
+        text_file=flags.text,
+        prompt_ids=flags.prompt_ids,
+        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        ignore_eos=flags.ignore_eos,
+        observe=flags.observe,
+        outputs=flags.outputs,
+        slo=flags.slo,
+        seed=flags.seed,
+        timeout_s=flags.timeout,
+        config_dirs=tuple(getattr(flags, "config_dir", None) or ()),
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of ``engine ladder``, each with its default in its help."""
+    _add_ladder_flags(parser.add_argument_group("ladder"))
+    _add_workload_flags(parser.add_argument_group("workload, of every run"))
+    add = parser.add_argument_group("result").add_argument
+    add("--slo", type=parsed(parse_slo), metavar="LIMITS", help="compare goodput, for example ttft=200ms,itl=20ms")
+    add("--json", metavar="FILE", help="save after every pair; the same figures as in the report")
+    add("--html", metavar="FILE", help="write the report: one page, without network")
+    add("--resume", metavar="FILE", help="continue a file of --json (and report a finished one anew)")
+
+
+def _add_ladder_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--rung", type=parsed(parse_rung), action="append", metavar="RUNG", help="'NAME: OVERRIDE ...', repeatable")
+    add("--rungs", metavar="FILE", help="a rung a line (default: those listed below)")
+    add("--pairs", type=whole(LEAST_PAIRS), default=10, metavar="N", help="pairs of runs a comparison (%(default)s)")
+    add("--level", type=number(0.0), default=LEVEL, metavar="L", help="of each interval alone (%(default)s)")
+    add(
+        "--resident", action="store_true", help="start engines once a comparison, not for every pair: quicker, see docs"
+    )
+    add("--no-leave-one-out", action="store_true", help="add rungs only")
+    add("--aa", type=whole(0), default=0, metavar="N", help="also compare the baseline with itself N times (0)")
+    add("--no-floor", action="store_true", help="leave out engine bench-machine, which takes 15 s")
+
+
+def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
+    add, length = group.add_argument, parsed(parse_distribution)
+    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
+    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
+    add("--requests", type=whole(1), default=10, metavar="N", help="requests of a run (%(default)s)")
+    add("--prompt-tokens", type=length, default="512", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
+    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
+    add("--shared-prefix", type=share, default=0.8, metavar="SHARE", help="part of a prompt common to all (0.8)")
+    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
+    add(
+        "--prompt-ids",
+        type=whole(2),
+        nargs="?",
+        const=DEFAULT_VOCAB,
+        metavar="VOCAB",
+        help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
+    )
+    add("--endpoint", choices=("chat", "completions"), help="default: chat")
+    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
+    add("--observe", type=whole(1), default=100, metavar="N", help="requests that max_tokens=p99 is of (%(default)s)")
+    add("--outputs", type=whole(0), default=8, metavar="N", help="greedy outputs compared at each rung (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths and the order of runs (%(default)s)")
+    add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")

@@ -1,0 +1,129 @@
+"""A device that computes nothing: a step takes what the fitted step cost says, and its tokens mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.contracts.step_cost import StepCost, StepWork
+from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
+from engine_lab.shared.simulation.clock import VirtualClock
+from engine_lab.shared.simulation.spec import Drafts
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class _Row:
+    request: int
+    """Its seed."""
+    prompt_len: int
+    output: Sequence[int]
+    computed: int
+
+    def upcoming(self, count: int) -> tuple[int, ...]:
+        """What follows the tokens that are computed; behind the end of the output, drafts that nobody takes."""
+        start = self.computed - self.prompt_len
+        return tuple(self.output[start : start + count]) + (0,) * max(0, start + count - len(self.output))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """When a step ran."""
+
+    device_ms: float
+    draft_ms: float
+    idle_ms: float
+    done_s: float
+
+
+class SimulatedDevice:
+    """Fulfils :class:`engine.loop.core.Device`."""
+
+    def __init__(self, clock: VirtualClock, cost: StepCost, drafts: Drafts | None, seed: int) -> None:
+        self._clock = clock
+        self.cost = cost
+        self._drafts = drafts
+        self._seed = seed
+        self._rows: dict[int, _Row] = {}
+        self.outputs: dict[int, Sequence[int]] = {}
+        """What requests will answer, by their seeds."""
+        self.last = Timed(0.0, 0.0, 0.0, clock.now)
+        """Of the steps launched."""
+        self.last_rows: tuple[StepRow, ...] = ()
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        for admit in plan.admits:
+            output = self.outputs[admit.seed]
+            self._rows[admit.row_id] = _Row(admit.seed, admit.prompt_len, output, admit.num_computed)
+        work, draft_ms = self._work(plan), self._draft_ms(plan)
+        self.last = self.timed(max(self.last.done_s, self._clock.now), work, draft_ms)
+        self.last_rows = plan.rows
+        return self.waiting(plan.plan_id, tuple([self._run(row) for row in plan.rows]), self.last)
+
+    def timed(self, free_s: float, work: StepWork, draft_ms: float = 0.0) -> Timed:
+        """Of a step that may begin at ``free_s``."""
+        device_ms, gap_ms = self.cost.ms(work), self.cost.gap_ms
+        return Timed(device_ms, draft_ms, gap_ms, free_s + (gap_ms + device_ms + draft_ms) / 1e3)
+
+    def waiting(self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed) -> Callable[[], StepResult]:
+        """What waits for the end of a step."""
+
+        def wait() -> StepResult:
+            self._clock.now = max(self._clock.now, timed.done_s)
+            return StepResult(plan_id, rows, timed.device_ms, timed.draft_ms, timed.idle_ms)
+
+        return wait
+
+    def leap(self, num_steps: int, last: Timed) -> tuple[RowResult, ...]:
+        """Every row of the last step decodes so many more tokens. Returns what the last of these steps, which takes
+        these times, comes to."""
+        results = []
+        for row in self.last_rows:
+            state = self._rows[row.row_id]
+            state.computed += num_steps
+            results.append(RowResult(state.upcoming(1)))
+        self.last_rows = tuple([StepRow(row.row_id, row.max_start + num_steps, 1) for row in self.last_rows])
+        self.last = last
+        return tuple(results)
+
+    def _work(self, plan: StepPlan) -> StepWork:
+        decode_context = prefill_context = tokens = 0
+        for row in plan.rows:
+            tokens += row.num_queries
+            if row.num_tokens == 1 and row.samples and row.max_start >= self._rows[row.row_id].prompt_len:
+                decode_context += row.max_end
+            else:
+                prefill_context += row.num_tokens * row.max_start + row.num_tokens * (row.num_tokens + 1) // 2
+        return StepWork(len(plan.rows), tokens, decode_context, prefill_context)
+
+    def _run(self, row: StepRow) -> RowResult:
+        state = self._rows[row.row_id]
+        state.computed += row.num_tokens
+        if not row.samples:
+            return RowResult()
+        accepted = 0
+        while accepted < row.num_drafts and self._accepts(state.request, state.computed + accepted):
+            accepted += 1
+        tokens = state.upcoming(accepted + 1)
+        state.computed += accepted
+        return RowResult(tokens, accepted)
+
+    def _accepts(self, request: int, position: int) -> bool:
+        """By chance, but the same for a request's token whatever else is in the step (SplitMix64)."""
+        z = ((self._seed << 32) + request) * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        assert self._drafts is not None
+        return (z >> 11) < self._drafts.acceptance * (1 << 53)
+
+    def _draft_ms(self, plan: StepPlan) -> float:
+        if self._drafts is None:
+            return 0.0
+        on_device = self._drafts.placement == "device"
+        longest = max((row.wants_drafts if on_device else row.num_drafts) for row in plan.rows)
+        return self._drafts.ms_per_draft * longest
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,55 @@
+"""Stand-ins for drafters: they propose as many tokens as they are asked for; the device decides what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from engine.contracts.drafter import Draft, Drafter, DrafterKV, DraftRow
+from engine_lab.shared.simulation.spec import Drafts
+
+
+class _NoDrafts:
+    placement: Literal["host", "device"] = "device"
+    max_width = 0
+
+    def release(self, row_id: int) -> None: ...
+
+
+class _HostDrafts:
+    """Its time counts as the device's: the loop waits for it."""
+
+    placement: Literal["host", "device"] = "host"
+
+    def __init__(self, max_width: int) -> None:
+        self.max_width = max_width
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        return Draft(tuple((0,) * row.num_draft_tokens for row in rows))
+
+    def release(self, row_id: int) -> None: ...
+
+
+class _DeviceDrafts:
+    placement: Literal["host", "device"] = "device"
+    aux_layers: tuple[int, ...] = ()
+    kv: DrafterKV | None = None
+    kv_lookahead = 0
+    weights_bytes = 0
+
+    def __init__(self, max_width: int) -> None:
+        self.max_width = max_width
+
+    def start(self, engine: Any) -> None: ...
+
+    def extend(self, step: Any) -> None: ...
+
+    def propose(self, rows: Any) -> Any: ...
+
+    def release(self, row_id: int) -> None: ...
+
+
+def stand_in(drafts: Drafts | None, max_width: int) -> Drafter:
+    if drafts is None or not max_width:
+        return _NoDrafts()
+    return _HostDrafts(max_width) if drafts.placement == "host" else _DeviceDrafts(max_width)

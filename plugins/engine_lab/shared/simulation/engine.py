@@ -1,0 +1,193 @@
+"""One simulated engine process: the real loop on a virtual clock, and the messages it has not read yet."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.assembly.bind import build_context, build_slots, describe_model
+from engine.contracts.drafter import Drafter
+from engine.contracts.events import Event, StepEvent
+from engine.contracts.kv_allocator import KVAllocator
+from engine.contracts.request import EngineRequest, TokensOut
+from engine.contracts.scheduler import Scheduler
+from engine.kv.groups import PoolShape, cache_groups
+from engine.loop.core import CoreSettings
+from engine.loop.planning import Limits
+from engine_lab.shared.simulation.clock import VirtualClock
+from engine_lab.shared.simulation.device import SimulatedDevice, Timed
+from engine_lab.shared.simulation.drafters import stand_in
+from engine_lab.shared.simulation.fast_forward import FastForwardCore
+from engine_lab.shared.simulation.outcome import SimulatedSteps
+from engine_lab.shared.simulation.spec import EngineSpec
+from engine_lab.shared.simulation.texts import NUM_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugins:
+    scheduler: Scheduler
+    kv_allocator: KVAllocator
+    drafter: Drafter
+
+
+@dataclass(slots=True)
+class Progress:
+    """When a request got its tokens."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    num_tokens: int = 0
+
+
+class SimulatedEngine:
+    """Serves requests that are posted to it, up to the moment :attr:`next_s`, again and again."""
+
+    def __init__(self, spec: EngineSpec, seed: int, leap: bool) -> None:
+        self.clock = VirtualClock()
+        self.next_s: float | None = None
+        """When it goes on by itself; ``None``: it has nothing to do."""
+        self.progress: dict[str, Progress] = {}
+        """Of the requests in the engine, by id."""
+        self.itl_us: Counter[int] = Counter()
+        self.steps = SimulatedSteps()
+        self._inbox: list[tuple[float, EngineRequest]] = []
+        self._leaps = leap
+        self._foreseen: list[Timed] = []
+        self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
+        self._core = make_core(spec, self._device, self.clock)
+        self._behind = spec.plan.in_flight - 1
+
+    def post(self, at_s: float, request: EngineRequest, output: Sequence[int]) -> None:
+        """A message reaches the process, which reads it between two steps. ``output``: what the request, which has a
+        seed of its own, will answer."""
+        assert request.sampling.seed is not None
+        self._inbox.append((at_s, request))
+        self._device.outputs[request.sampling.seed] = output
+        self.progress[request.request_id] = Progress()
+        if self.next_s is None:
+            self.clock.now = self.next_s = max(at_s, self.clock.now)
+        elif self._foreseen:
+            if at_s > self.clock.now:
+                self._leap(1 + bisect_left(self._foreseen, at_s, key=lambda timed: timed.done_s))
+            self._foreseen, self.next_s = [], self.clock.now
+
+    def run(self) -> Sequence[TokensOut]:
+        """What happens at :attr:`next_s`. Returns what left the engine; its clock says when."""
+        if self._foreseen:
+            self._leap(self._longest)
+        for arrived_s, request in self._inbox:
+            self._core.submit(request, arrived_s)
+        self._inbox.clear()
+        done = self._core.step()
+        self._count(done.events)
+        for output in done.outputs:
+            self._record(output)
+        self._foreseen = self._core.foresee() if self._leaps else []
+        if self._foreseen:
+            self.next_s = self._foreseen[self._longest - 1].done_s
+        else:
+            self.next_s = self.clock.now if self._core.has_work else None
+        return done.outputs
+
+    @property
+    def _longest(self) -> int:
+        """Steps of the longest leap: those in flight behind it end later."""
+        return len(self._foreseen) - self._behind
+
+    def forget(self, request_id: str) -> Progress:
+        """A request has ended."""
+        del self._device.outputs[int(request_id)]
+        return self.progress.pop(request_id)
+
+    def _leap(self, num_steps: int) -> None:
+        rows = self._core.leap(self._foreseen, num_steps)
+        ended_s = [timed.done_s for timed in self._foreseen[:num_steps]]
+        for sequence in rows:
+            progress = self.progress[sequence.request_id]
+            self.itl_us[_us(ended_s[0] - progress.last_s)] += 1
+            progress.last_s = ended_s[-1]
+            progress.num_tokens += num_steps
+        for before, after in pairwise(ended_s):
+            self.itl_us[_us(after - before)] += len(rows)
+        for timed in self._foreseen[:num_steps]:
+            self._count_step(timed.device_ms + timed.draft_ms, timed.idle_ms, 0, len(rows))
+        self._foreseen = []
+        self.steps.most_kv_used = max(self.steps.most_kv_used, self._core.kv_used())
+
+    def _record(self, output: TokensOut) -> None:
+        """Count the tokens of one request that a step brought."""
+        progress, count = self.progress[output.request_id], len(output.tokens)
+        if not count:
+            return
+        if progress.num_tokens:
+            self.itl_us[_us((output.at_s - progress.last_s) / count)] += count
+        else:
+            progress.first_s = output.at_s
+        progress.last_s = output.at_s
+        progress.num_tokens += count
+
+    def _count(self, events: Sequence[Event]) -> None:
+        steps = self.steps
+        for event in events:
+            if isinstance(event, StepEvent):
+                ms = event.device_ms + event.draft_ms
+                self._count_step(ms, event.gap_ms, event.num_prefill_tokens, event.num_decode_tokens)
+                steps.most_running = max(steps.most_running, event.running)
+                steps.most_waiting = max(steps.most_waiting, event.waiting)
+                steps.most_kv_used = max(steps.most_kv_used, event.kv_used)
+                steps.preemptions += event.preemptions
+
+    def _count_step(self, busy_ms: float, gap_ms: float, prefill_tokens: int, decode_tokens: int) -> None:
+        steps = self.steps
+        steps.num_steps += 1
+        steps.busy_ms += busy_ms
+        steps.gap_ms += gap_ms
+        steps.prefill_tokens += prefill_tokens
+        steps.decode_tokens += decode_tokens
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6 + 0.5)
+
+
+def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> FastForwardCore:
+    """The loop of an engine around a simulated device."""
+    plan = spec.plan
+    context = build_context(plan)
+    built = build_slots(plan, ("scheduler", "kv_allocator"), context)
+    (scheduler,), (allocator,) = built["scheduler"], built["kv_allocator"]
+    limits, drafting = plan.scheduler, plan.drafter
+    caches = cache_groups(describe_model(plan).graph.caches, dcp=plan.layout.dcp)
+    max_width = drafting.max_width if spec.drafts is not None else 0
+    pool = PoolShape(
+        caches.reaches,
+        (0,) * caches.num_groups,
+        plan.block_size,
+        plan.max_len,
+        limits.token_budget + max_width + 1,
+        context.max_requests,
+        caches.full_share,
+        allocator.caches_prefixes,
+        for_one=-(-plan.max_len // plan.block_size) if plan.settings.memory.kv_tokens is None else 0,
+    )
+    groups = pool.groups(caches, spec.num_blocks)
+    allocator.start(groups)
+    settings = CoreSettings(
+        max_len=plan.max_len,
+        max_requests=context.max_requests,
+        block_size=plan.block_size,
+        groups=groups,
+        vocab_size=NUM_TOKENS,
+        limits=Limits(limits.token_budget, limits.itl_target_ms, plan.in_flight if plan.layout.pp > 1 else 1),
+        in_flight=plan.in_flight,
+        eos_token_ids=(),
+        key_parts=("simulated",),
+        seed=0,
+        max_width=max_width,
+        adaptive_drafts=drafting.adaptive,
+    )
+    plugins = _Plugins(scheduler, allocator, stand_in(spec.drafts, max_width))
+    return FastForwardCore(plugins, device, settings, clock)

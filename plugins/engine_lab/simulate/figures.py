@@ -1,0 +1,65 @@
+"""From an outcome to the figures that are shown. All of them are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.contracts.percentiles import describe
+from engine_lab.bench.slo import Slo
+from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
+
+SOURCE = "simulated"
+COMPONENTS = ("api", "dispatch", "queue", "prefill", "deliver")
+"""Of TTFT."""
+
+
+def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
+    served = [request for request in outcome.requests if not request.error]
+    tokens = sum(request.output_tokens for request in served)
+    prompts = sum(request.prompt_tokens for request in served)
+    found: dict[str, Any] = {
+        "source": SOURCE,
+        "requests": len(outcome.requests),
+        "refused": len(outcome.requests) - len(served),
+        "duration_s": outcome.duration_s,
+        "output_tokens_per_s": tokens / outcome.duration_s if outcome.duration_s else 0.0,
+        "cached_share": sum(request.cached_tokens for request in served) / prompts if prompts else 0.0,
+        "ttft_ms": describe([(request.ttft_ms, 1) for request in served]),
+        "itl_ms": describe([(us / 1e3, count) for us, count in outcome.itl_us]),
+        "e2e_ms": describe([(request.e2e_ms, 1) for request in served]),
+        "ttft_parts_ms": {name: _mean([getattr(r, f"{name}_ms") for r in served]) for name in COMPONENTS},
+        "preemptions": sum(request.preemptions for request in served),
+        "engines": [
+            {
+                "steps": steps.num_steps,
+                "busy": steps.busy_ms / 1e3 / outcome.duration_s if outcome.duration_s else 0.0,
+                "gap": steps.gap_ms / 1e3 / outcome.duration_s if outcome.duration_s else 0.0,
+                "most_running": steps.most_running,
+                "most_waiting": steps.most_waiting,
+                "most_kv_used": steps.most_kv_used,
+            }
+            for steps in outcome.steps
+        ],
+    }
+    if slo is not None:
+        good = sum(keeps(slo, request) for request in outcome.requests)
+        found["slo"] = str(slo)
+        found["good"] = good
+        found["goodput_per_s"] = good / outcome.duration_s if outcome.duration_s else 0.0
+    return found
+
+
+def keeps(slo: Slo, request: SimulatedRequest) -> bool:
+    """Whether a request keeps all limits; of ``itl`` and ``tpot`` its mean counts. A refused one does not."""
+    values = {
+        "ttft": request.ttft_ms,
+        "itl": request.itl_ms,
+        "tpot": request.itl_ms,
+        "e2e": request.e2e_ms,
+    }
+    return not request.error and all(values[name] <= limit for name, limit in slo.limits_ms)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,134 @@
+"""Entry of ``engine simulate``: a trace and plugin sets in, simulated figures out."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from engine.contracts.command import FAILED, OK, USAGE
+from engine_lab.shared.output import check_writable, write_json
+from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_calibration
+from engine_lab.shared.simulation.plans import most_blocks, resolve
+from engine_lab.shared.simulation.run import simulate
+from engine_lab.shared.simulation.spec import Drafts, EngineSpec
+from engine_lab.shared.simulation.trace import TraceRequest
+from engine_lab.shared.simulation.traces.reading import read_trace
+from engine_lab.simulate.compare import Verdict, compare
+from engine_lab.simulate.figures import SOURCE, figures
+from engine_lab.simulate.options import SimulateOptions, options_of
+from engine_lab.simulate.screen import render
+
+RESULT = "engine-simulate/2"
+
+
+def run(flags: argparse.Namespace, words: list[str]) -> int:
+    """Run ``engine simulate`` with parsed flags; returns the exit status."""
+    try:
+        options = options_of(flags, words)
+        if options.json_file not in (None, "-"):
+            check_writable(options.json_file, [str(options.trace)])
+        result = _simulate(options)
+    except ValueError as error:
+        print(f"engine simulate: {error}", file=sys.stderr)
+        return USAGE
+    if options.json_file == "-":
+        print(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+        return OK
+    Console().print(render(result))
+    if options.json_file is not None:
+        try:
+            write_json(options.json_file, result)
+        except OSError as error:
+            print(f"engine simulate: --json {options.json_file}: {error.strerror or error}", file=sys.stderr)
+            return FAILED
+    return OK
+
+
+def _simulate(options: SimulateOptions) -> dict[str, Any]:
+    combined = [(*options.overrides, *more) for more in ((), *options.compare)]
+    calibrations = calibrations_of(options, combined)
+    trace = load(options)
+    specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
+    outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
+    sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
+    for words, outcome in zip(options.compare, outcomes[1:], strict=True):
+        verdicts = compare(outcomes[0], outcome, options.batches)
+        told = {"overrides": list(words), **figures(outcome, options.slo)}
+        sets.append({**told, "against_first": [_told(verdict) for verdict in verdicts]})
+    return {
+        "schema": RESULT,
+        "source": SOURCE,
+        "trace": str(options.trace),
+        "overrides": list(options.overrides),
+        "seed": options.seed,
+        "kv_blocks": [spec.num_blocks for spec in specs],
+        "calibration": {
+            "file": None if options.calibration is None else str(options.calibration),
+            "measured_on": [found.measured_on for found in calibrations],
+        },
+        "sets": sets,
+    }
+
+
+def calibrations_of(options: SimulateOptions, sets: Sequence[Sequence[str]]) -> list[Calibration]:
+    """Of each plugin set: what it has measured itself, or the file that stands for all. Raises ``ValueError``."""
+    if options.calibration is not None:
+        return [read_calibration(options.calibration)] * len(sets)
+    return [_kept(options, overrides) for overrides in sets]
+
+
+def _kept(options: SimulateOptions, overrides: Sequence[str]) -> Calibration:
+    from engine_lab.shared.sizing import measured_step_cost, size_plan  # imports torch
+
+    sizing = size_plan(overrides, options.config_dirs)
+    kept = measured_step_cost(sizing)
+    if kept is None:
+        raise ValueError(
+            "nothing was measured of this plan on this machine: serve it with some load first "
+            f"({' '.join(('engine serve', *overrides))}; it keeps what steps cost at its end, or when it is idle five "
+            "minutes after its start), or name what was measured with --calibration FILE, which stands for every set"
+        )
+    where = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
+    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=kept.told_with(where))
+
+
+def spec_of(overrides: Sequence[str], calibration: Calibration, options: SimulateOptions) -> EngineSpec:
+    """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration."""
+    resolved = resolve(overrides, options.config_dirs)
+    blocks = most_blocks(resolved.plan)
+    if resolved.plan.settings.memory.kv_tokens is None and calibration.num_blocks is not None:
+        blocks = calibration.num_blocks
+    drafts = None
+    if resolved.drafting is not None:
+        drafts = Drafts(resolved.drafting, options.acceptance, calibration.ms_per_draft)
+    return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts)
+
+
+def load(options: SimulateOptions) -> list[TraceRequest]:
+    """The requests, at the moments that the flags ask for."""
+    trace = read_trace(options.trace, options.format, options.limit)
+    if options.rate is None:
+        return [r if r.after else replace(r, arrival_s=r.arrival_s / options.rate_scale) for r in trace]
+    rng, now, timed = random.Random(f"{options.seed}/arrivals"), 0.0, []
+    for request in trace:
+        timed.append(request if request.after else replace(request, arrival_s=now))
+        now += 0.0 if request.after else rng.expovariate(options.rate)
+    return timed
+
+
+def _told(verdict: Verdict) -> dict[str, Any]:
+    ratio = verdict.ratio
+    bounds = None if ratio is None or ratio.interval is None else [ratio.interval.low, ratio.interval.high]
+    return {
+        "measure": verdict.measure,
+        "ratio": None if ratio is None else ratio.value,
+        "interval": bounds,
+        "verdict": verdict.words,
+    }

@@ -1,0 +1,141 @@
+"""Entry of ``engine top``: looks, shows, and looks again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from engine.contracts.command import FAILED, OK, USAGE
+from engine_lab.shared.live import LiveEngine, LiveError
+from engine_lab.top.frame import Frame, History
+from engine_lab.top.poll import about, poll
+from engine_lab.top.render import render
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """A running engine and what it said in the last minute."""
+
+    engine: LiveEngine
+    history: History = field(default_factory=History)
+    model: str = ""
+    runs_on: str = ""
+    lost_s: float | None = None
+    """When it stopped answering."""
+
+    async def look(self) -> Frame:
+        """Raises :class:`LiveError`."""
+        try:
+            if not self.model:
+                self.model, self.runs_on = await about(self.engine)
+            self.history.add(await poll(self.engine))
+        except LiveError:
+            self.model = ""  # what answers next may be another engine
+            self.lost_s = self.lost_s or time.monotonic()
+            raise
+        self.lost_s = None
+        return self.history.frame()
+
+    def title(self, width: int) -> Text:
+        said = Text.assemble(("engine top", "bold"), "  ", (self.model, "bold green"), f"  {self.runs_on}")
+        url = self.engine.url
+        if said.cell_len + len(url) + 2 > width:
+            said.truncate(max(0, width - len(url) - 2), overflow="ellipsis")
+        return said + Text(" " * max(2, width - said.cell_len - len(url))) + Text(url, style="dim")
+
+
+def run(flags: Any) -> int:
+    """Returns the exit status; Ctrl-C raises ``KeyboardInterrupt``."""
+    console = Console()
+    if not (flags.once or flags.json or console.is_terminal):
+        print("engine top: stdout is no terminal; add --once or --json", file=sys.stderr)
+        return USAGE
+    try:
+        return asyncio.run(_watch(flags, console))
+    except LiveError as error:
+        print(f"engine top: {error}", file=sys.stderr)
+        return FAILED
+
+
+async def _watch(flags: Any, console: Console) -> int:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        watch = Watch(LiveEngine(session, flags.url, flags.api_key))
+        frame = await watch.look()  # nobody wants to watch a wrong URL
+        if flags.once:
+            await asyncio.sleep(flags.interval)
+            frame = await watch.look()
+            if flags.json:
+                _print_json(frame)
+            else:
+                console.print(render(watch.title(console.width), frame, console.width))
+        elif flags.json:
+            while True:
+                _print_json(frame)
+                await asyncio.sleep(flags.interval)
+                frame = await watch.look()
+        else:
+            await _repeat(watch, frame, console, flags.interval)
+    return OK
+
+
+def _print_json(frame: Frame) -> None:
+    print(msgspec.json.encode(frame).decode(), flush=True)
+
+
+async def _repeat(watch: Watch, frame: Frame, console: Console, interval_s: float) -> None:
+    """Until q is pressed. While the engine does not answer, its last frame stays."""
+    left = asyncio.Event()
+    with keys(left), Live(console=console, screen=True, auto_refresh=False) as live:
+        title = watch.title(console.width)
+        while True:
+            live.update(render(title, frame, *console.size), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(left.wait(), interval_s)
+            if left.is_set():
+                return
+            try:
+                frame = await watch.look()
+                title = watch.title(console.width)
+            except LiveError as error:
+                since = time.monotonic() - (watch.lost_s or 0.0)
+                title = Text.from_markup(f"[bold red]no answer for {since:.0f} s[/]  {escape(str(error))}")
+                title.truncate(console.width, overflow="ellipsis")
+
+
+@contextlib.contextmanager
+def keys(left: asyncio.Event) -> Iterator[None]:
+    """Sets ``left`` when q is pressed. Where stdin is no terminal there are no keys."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    stdin, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def pressed() -> None:
+        if b"q" in os.read(stdin, 64).lower():
+            left.set()
+
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+    loop.add_reader(stdin, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(stdin)
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

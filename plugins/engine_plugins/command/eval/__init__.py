@@ -1,1 +1,0 @@
-"""``engine eval``: what a plan costs in quality, by :mod:`engine.evaluation`."""

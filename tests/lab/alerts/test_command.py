@@ -1,0 +1,119 @@
+"""``engine alerts``, against a server's counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+import yaml
+
+from engine.cli.main import main
+from engine.counters.engine import EngineCounters
+from engine.testing.exporter import step_event
+from engine_lab.alerts import main as alerts_main
+from engine_lab.alerts.history import Scrape
+
+QUICK = ["--seconds", "0.3", "--every", "0.1"]
+
+
+class Page(BaseHTTPRequestHandler):
+    text = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/engine/counters" else 404)
+        self.send_header("Content-Length", str(len(self.text)))
+        self.end_headers()
+        self.wfile.write(self.text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def page(**changes: float) -> bytes:
+    counters = EngineCounters(4)
+    counters.add([step_event(**changes)])
+    return msgspec.json.encode({"metrics": counters.readings()})
+
+
+def test_an_engine_that_is_well_ends_in_success(url, monkeypatch, capsys):
+    monkeypatch.setattr(Page, "text", page(waiting=0))
+    assert main(["alerts", "--url", url, *QUICK]) == 0
+    shown = capsys.readouterr()
+    assert "EngineKvFull" in shown.out and "firing" not in shown.out and shown.err == ""
+
+
+def test_a_full_cache_is_said_with_its_value_and_in_the_exit_status(url, monkeypatch, capsys):
+    monkeypatch.setattr(Page, "text", page(kv_used=0.97, waiting=2))
+    assert main(["alerts", "--url", url, *QUICK]) == 3
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "firing" in line]
+    assert line.split()[:4] == ["EngineKvFull", "firing", "(ticket)", "0.97"]
+
+
+def test_a_server_that_is_away_fires_and_says_why_once(capsys):
+    assert main(["alerts", "--url", "http://127.0.0.1:9", *QUICK]) == 3
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and "http://127.0.0.1:9/engine/counters" in shown.err
+    assert [line.split()[0] for line in shown.out.splitlines() if "firing" in line] == ["EngineUnreachable"]
+
+
+def test_the_rules_are_a_file_for_prometheus(capsys):
+    assert main(["alerts", "--rules", "--job", "llm", "--slo", "code", "--rag"]) == 0
+    text = capsys.readouterr().out
+    (group,) = yaml.safe_load(text)["groups"]
+    names = {rule["alert"] for rule in group["rules"]}
+    assert {"EngineTtftTail", "EnginePrefixHitsLow"} <= names
+    assert 'up{job="llm"} == 0' in text and 'le="0.1"' in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--every", "0"], "--every"),
+        (["--seconds", "1", "--every", "2"], "--seconds"),
+        (["--objective", "1"], "--objective 1.0: expected a share between 0 and 1"),
+        (["--job", 'a"b'], "--job"),
+        (["--seconds", "nan"], "--seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags, says, capsys):
+    assert main(["alerts", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_rule_that_nearly_fires_says_what_it_lacks(url, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(Page, "text", page(kv_used=0.97, waiting=0))
+    assert main(["alerts", "--url", url, *QUICK]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("EngineKvFull")]
+    assert line.split(maxsplit=3)[1:] == ["ok", "0.97", "not: engine_requests_waiting > 0"]
+
+
+def test_watching_says_when_a_rule_begins_and_ceases_to_hold(monkeypatch, capsys):
+    used = "engine_kv_used_ratio"
+
+    async def scrapes(flags: object, metrics: object) -> AsyncIterator[tuple[float, Scrape]]:
+        for minute, value in enumerate((0.5, 0.95, 0.95, 0.95, 0.5)):
+            yield 60.0 * minute, {"up": 1.0, used: value, "engine_requests_waiting": 1.0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(alerts_main, "_scrapes", scrapes)
+    assert main(["alerts", "--watch"]) == 130
+    lines = [line.split()[1:5] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["pending", "EngineKvFull", "(ticket,", "0.95):"],
+        ["firing", "EngineKvFull", "(ticket,", "0.95):"],
+        ["ok", "EngineKvFull", "(ticket,", "0.5):"],
+    ]

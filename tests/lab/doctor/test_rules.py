@@ -1,0 +1,87 @@
+"""The rules on evidence of real engines with planted faults."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.lab.doctor.cases import RECORDED, recorded
+
+from engine.assembly.compose import compose
+from engine.assembly.discovery import discover
+from engine_lab.doctor.diagnosis import diagnose
+from engine_lab.doctor.figures import MEANING
+from engine_lab.doctor.rules import RULES
+from engine_lab.doctor.rules.queueing import more_rows_serve_more
+
+FAULTS = sorted(file.stem for file in RECORDED.glob("*.json") if not file.stem.startswith("healthy"))
+HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_the_planted_fault_is_named_first(cause: str) -> None:
+    found = diagnose(recorded(cause), RULES).findings
+    assert [finding.rule.cause for finding in found][:1] == [cause]
+
+
+BUSY = {"waiting_for_core": 0.4, "others_cpus": 1.0, "stolen_share": 0.0, "cpus": 2.0}
+
+
+@pytest.mark.parametrize("cause", ["drafter_does_not_pay", "too_few_rows"])
+def test_a_busy_machine_comes_before_plugins_and_spoils_what_steps_cost(cause: str) -> None:
+    evidence = recorded(cause)
+    busy = msgspec.structs.replace(evidence, windows=[figures | BUSY for figures in evidence.windows])
+    found = diagnose(busy, RULES)
+    assert found.findings[0].rule.cause == "machine_busy" and not found.findings[0].remedy.overrides
+    named = [finding.rule.cause for finding in found.findings[1:]]
+    assert ("drafter_does_not_pay" in named, "too_few_rows" in named) == (False, cause == "too_few_rows")
+
+
+@pytest.mark.parametrize("change", [{"waiting_for_core": 0.02}, {"others_cpus": 0.1}])
+def test_an_engine_with_cores_of_its_own_is_not_on_a_busy_machine(change: dict[str, float]) -> None:
+    evidence = recorded("drafter_does_not_pay")
+    windows = [figures | BUSY | change for figures in evidence.windows]
+    found = diagnose(msgspec.structs.replace(evidence, windows=windows), RULES).findings
+    assert found[0].rule.cause == "drafter_does_not_pay"
+
+
+def test_chunks_are_small_for_a_low_target_of_itl_as_well_as_for_a_small_budget() -> None:
+    evidence = recorded("token_budget_too_small")
+    settings = evidence.engine.settings | {"scheduler.token_budget": 2048, "scheduler.itl_target_ms": 2.0}
+    engine = msgspec.structs.replace(evidence.engine, settings=settings)
+    found = diagnose(msgspec.structs.replace(evidence, engine=engine), RULES).findings
+    assert found[0].rule.cause == "token_budget_too_small"
+    assert found[0].remedy.overrides == ("scheduler.itl_target_ms=0",)
+
+
+def test_a_row_that_decodes_costs_its_own_and_a_token() -> None:
+    figures = {"rows": 4.0, "cost.base_ms": 10.0, "cost.per_token_ms": 1.0, "cost.per_row_ms": 0.0}
+    assert more_rows_serve_more(figures)
+    assert not more_rows_serve_more(figures | {"cost.per_row_ms": 4.0})
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_engine_has_no_finding(name: str) -> None:
+    assert [finding.rule.cause for finding in diagnose(recorded(name), RULES).findings] == []
+
+
+def test_every_proposed_override_is_one_of_this_engine() -> None:
+    discovered = discover()
+    for cause in FAULTS:
+        for finding in diagnose(recorded(cause), RULES).findings:
+            compose(finding.remedy.overrides, discovered)
+
+
+def test_every_finding_has_an_override_or_advice() -> None:
+    found = [finding for cause in FAULTS for finding in diagnose(recorded(cause), RULES).findings]
+    assert all(finding.remedy.overrides or finding.remedy.advice for finding in found)
+
+
+def test_rules_read_figures_that_exist_and_have_names_of_their_own() -> None:
+    read = {name for rule in RULES for name in (rule.metric, *rule.shown, *rule.needs)}
+    assert read <= set(MEANING)
+    assert len({rule.cause for rule in RULES}) == len(RULES)
+
+
+def test_evidence_holds_the_figures_that_are_documented() -> None:
+    known = {name for cause in FAULTS for figures in recorded(cause).windows for name in figures}
+    assert known <= set(MEANING)

@@ -1,0 +1,135 @@
+"""``engine simulate`` from its command line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.cli.main import main
+from engine.contracts.step_cost import StepCost, StepWork
+from engine.loop.step_cost import StepCostModel
+from engine.startup.calibration import calibration as calibration_of_plan
+from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, write_calibration
+from engine_lab.shared.sizing import size_plan
+
+SLOW = StepCost(10.0, 0.05, 100)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    rng, now, lines = random.Random(1), 0.0, []
+    for i in range(60):
+        now += rng.expovariate(8.0) * 1e3
+        prompt = {"input_length": rng.randint(100, 900), "hash_ids": [i % 3]}
+        lines.append(json.dumps({"timestamp": round(now), "output_length": rng.randint(2, 40), **prompt}))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> str:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, Calibration(SCHEMA, SLOW, num_blocks=500))
+    return str(path)
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", *words, "--json", "-"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_bytes(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--calibration", calibration, "drafter=ngram", "--seed", "3", "--slo", "ttft=1s,itl=20ms")
+    first = simulated(capsys, *words)
+    assert first == simulated(capsys, *words)
+    result = json.loads(first)
+    assert result["source"] == result["sets"][0]["source"] == "simulated"
+    assert result["sets"][0]["good"] > 0 and result["kv_blocks"] == [500]
+
+
+def test_a_comparison_names_the_winner(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--compare", "scheduler.max_requests=1", "--compare", "seed=5", "--batches", "10")
+    result = json.loads(simulated(capsys, trace, "--calibration", calibration, *words))
+    slower, same = ({v["measure"]: v["verdict"] for v in s["against_first"]} for s in result["sets"][1:])
+    assert slower["mean TTFT"] == "worse"
+    assert set(same.values()) == {"no difference shown"}
+
+
+def test_more_engines_and_a_lower_rate_shorten_the_queue(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ttft(*words: str) -> float:
+        result = json.loads(simulated(capsys, trace, "--calibration", calibration, "scheduler.max_requests=2", *words))
+        return float(result["sets"][0]["ttft_ms"]["mean"])
+
+    alone = ttft()
+    assert ttft("--engines", "3") < alone and ttft("--rate-scale", "0.2") < alone and ttft("--rate", "1") < alone
+
+
+def test_the_table_has_the_parts_of_ttft(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace, "--calibration", calibration]) == 0
+    shown = capsys.readouterr().out
+    assert "simulated" in shown and "TTFT: queue, mean (ms)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "expected one trace"),
+        (("a", "b"), "expected one trace, as in engine simulate TRACE [overrides]; there are 2 files: a, b"),
+        (("missing", "seed=x"), "seed"),
+        (("missing", "--calibration", "missing"), "missing: No such file"),
+        (("a", "--rate", "1", "--rate-scale", "2"), "exclude each other"),
+    ],
+)
+def test_wrong_usage_is_told(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_the_engine_has_kept_of_this_plan_is_the_default(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["simulate", trace]) == 2
+    assert "nothing was measured of this plan on this machine" in capsys.readouterr().err
+    sizing = size_plan(())
+    model, kept = StepCostModel(), calibration_of_plan(sizing.plan, sizing.mixtures)
+    for tokens in range(1, 301):
+        model.observe(StepWork(1, tokens, tokens, 0), 5.0 + 0.1 * tokens)
+    assert kept is not None
+    kept.keep(model.state())
+    result = json.loads(simulated(capsys, trace))
+    assert result["calibration"]["file"] is None and "bundled on" in result["calibration"]["measured_on"][0]
+    assert "; median error of the last predictions: decode steps 0%" in result["calibration"]["measured_on"][0]
+    assert result["kv_blocks"] == [sizing.blocks]
+    both = json.loads(simulated(capsys, trace, "--compare", "scheduler.max_requests=2"))
+    assert len(both["sets"]) == len(both["calibration"]["measured_on"]) == 2
+    assert main(["simulate", trace, "--compare", "scheduler.max_requests=2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "measured, as given: bundled on" in shown and "measured, scheduler.max_requests=2: bundled on" in shown
+    assert main(["simulate", trace, "--compare", "quantizer=int8"]) == 2  # its steps take another time
+    assert "(engine serve quantizer=int8; it keeps" in capsys.readouterr().err
+
+
+def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace, "--acceptance", "5"]) == 2
+    assert "expected a number from 0 to 1" in capsys.readouterr().err
+
+
+def test_no_figure_of_five_sets_is_cut_at_80_columns(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    compare = [word for rows in (2, 4, 8, 16) for word in ("--compare", f"scheduler.max_requests={rows}")]
+    words = ["simulate", trace, "--calibration", calibration, *compare]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert main([*words, "--json", "-"]) == 0
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert len(sets) == 5 and "…" not in out and max(map(len, out.splitlines())) <= 80
+    assert all(f"{each['e2e_ms']['mean']:.2f}" in out.replace("│", " ").split() for each in sets)

@@ -1,0 +1,98 @@
+"""``engine top`` against a server, and without one."""
+
+import asyncio
+import json
+import pty
+import termios
+
+import aiohttp
+import pytest
+from tests.http.fakes import chat, running
+from tests.service.fakes import in_loop
+
+from engine.cli.main import main
+from engine.counters.engine import EngineCounters
+from engine_lab.shared.live import LiveEngine, LiveError, Sample, samples_of
+from engine_lab.top.main import Watch, keys
+from engine_lab.top.poll import COUNTERS, counters_of
+
+
+def test_every_metric_that_is_read_is_one_that_is_kept():
+    page = list(samples_of(EngineCounters(4).readings()))
+    written = {sample.name for sample in page} | {f"{s.name}{{kind={s.labels.get('kind')}}}" for s in page}
+    assert {name for names in COUNTERS.values() for name in names} <= written
+
+
+def test_counters_add_up_labels():
+    counted = counters_of([
+        Sample("engine_requests_total", {"finish_reason": "stop"}, 3),
+        Sample("engine_requests_total", {"finish_reason": "abort"}, 1),
+        *(Sample("engine_step_tokens_total", {"kind": kind}, count) for kind, count in (("prefill", 7), ("decode", 5))),
+        Sample("engine_ttft_seconds_count", {}, 2), Sample("engine_itl_seconds_count", {}, 40),
+    ])  # fmt: skip
+    assert (counted["requests"], counted["prefill_tokens"], counted["output_tokens"]) == (4, 7, 42)
+
+
+def test_one_look_at_a_server(served, capsys):
+    served.do(served.running.post("/v1/chat/completions", chat()))
+    assert main(["top", "--url", f"{served.url}/v1", "--once", "--json", "--interval", "0.1"]) == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert (frame["latency"]["ttft_ms"]["n"], frame["latency"]["ttft_ms"]["p99"]) == (1, None)
+    assert frame["slowest"][0]["request_id"].startswith("chatcmpl-") and "%" in frame["slowest"][0]["cause"]
+    assert main(["top", "--url", served.url, "--once", "--interval", "0.1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("engine top  tiny  ") and "TTFT" in shown and "slowest" in shown
+
+
+@in_loop
+async def test_a_server_that_goes_away_is_missed_and_another_one_is_taken():
+    async with aiohttp.ClientSession() as session:
+        async with running() as server:
+            watch = Watch(LiveEngine(session, server.url))
+            assert (await watch.look()).running == 0 and watch.lost_s is None
+        for _ in range(2):
+            with pytest.raises(LiveError, match="is the server running"):
+                await watch.look()
+        assert watch.lost_s is not None and watch.model == ""
+        async with running() as server:
+            watch.engine = LiveEngine(session, server.url)
+            assert (await watch.look()).running == 0 and watch.lost_s is None and watch.model == "tiny"
+
+
+@in_loop
+async def test_an_engine_that_is_not_ready_shows_no_zeros(monkeypatch):
+    async def json_of(self, path):
+        return {"plan": {}, "engine": None}
+
+    monkeypatch.setattr(LiveEngine, "json", json_of)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(LiveError, match="is not ready yet: wait for its /ready"):
+            await Watch(LiveEngine(session, "http://127.0.0.1:1")).look()
+
+
+@in_loop
+async def test_q_leaves_and_the_terminal_is_as_before(monkeypatch):
+    keyboard, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    with open(keyboard, "wb", buffering=0) as keyboard, open(terminal, "rb", buffering=0) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        left = asyncio.Event()
+        with keys(left):
+            keyboard.write(b"q")
+            await left.wait()
+        assert termios.tcgetattr(terminal) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--url", "http://127.0.0.1:1", "--once"], 1, "is the server running? (--url)"),
+        (["--url", "nonsense", "--once"], 1, "nonsense"),
+        ([], 2, "stdout is no terminal; add --once or --json"),
+        (["--interval", "0"], 2, "expected a number of at least 0.1"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(words, status, says, capsys):
+    assert main(["top", *words]) == status
+    shown = capsys.readouterr()
+    assert says in shown.err and len(shown.err.splitlines()) == 1 and shown.out == ""
