@@ -52,8 +52,8 @@ MAY_IMPORT = {
         "contracts",
         "version",
     },
-    "service": {"service", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
-    "http": {"http", "counters", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
+    "service": {"service", "counters", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
     "cli": {"cli", "testing", "http", "service", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""

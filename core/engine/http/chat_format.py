@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from engine.http.format import Format
@@ -23,10 +22,11 @@ class ChatFormat(Format):
         index, ids = delta.index, self.ids(delta)
         if first:
             chunks.append(self.chunk(_choice(index, ROLE)) | self.prompt_ids(index))
-        if (text := delta.text) or delta.tokens:
+        text = delta.text
+        if text or delta.tokens:
             chunks.append(self.chunk(_choice(index, {"content": text}, self._logprobs(delta)) | ids))
-            ids = self.ids(Delta(index))
         if delta.finish_reason is not None:
+            ids = self.ids(Delta(index)) if text or delta.tokens else ids
             chunks.append(self.chunk(_choice(index, {}, finish_reason=delta.finish_reason) | ids))
         return chunks
 
@@ -39,9 +39,8 @@ class ChatFormat(Format):
             **self.ids(output),
         }
 
-    def object(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        found = super().object(kind, choices)
-        return found | self.prompt_ids(0) if kind == self.whole_kind else found
+    def extras(self) -> dict[str, Any]:
+        return self.prompt_ids(0)
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return chat_logprobs(delta.tokens, self.tokenizer.token_bytes) if self.wants_logprobs else None

@@ -45,6 +45,10 @@ class Format(ABC):
     def choice(self, output: Delta) -> dict[str, Any]:
         """A choice of an answer that is not streamed."""
 
+    def extras(self) -> dict[str, Any]:
+        """What an answer that is not streamed has beside its choices."""
+        return {}
+
     def events(self, delta: Delta) -> bytes:
         """The events for new output."""
         chunks = self.chunks(delta, delta.index not in self._begun)
@@ -74,7 +78,7 @@ class Format(ABC):
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         """The answer to a request that is not streamed; one complete delta for each choice."""
-        body = self.object(self.whole_kind, [self.choice(output) for output in outputs])
+        body = self.object(self.whole_kind, [self.choice(output) for output in outputs]) | self.extras()
         return encode(body | {"usage": self._usage(), "timings": self._timings()})
 
     def chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:

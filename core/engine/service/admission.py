@@ -46,7 +46,8 @@ class Admission:
         self.draining = False
 
     def gate(self, client: str) -> None:
-        """Refuse early, before the body is read. Raises :class:`ApiError` 503 (draining) or 429 (full)."""
+        """Refuse early, before the body is read. Raises :class:`ApiError` ``unavailable`` (draining) or ``overloaded``
+        (full)."""
         if self.draining:
             raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
         if not self._has_room(client, 1):
@@ -54,7 +55,7 @@ class Admission:
 
     @contextmanager
     def enter(self, client: str, sequences: int) -> Iterator[Flight]:
-        """Take ``patterns`` places for as long as the block runs. An empty server takes any allowed request.
+        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
 
         Raises :class:`ApiError` like :meth:`gate`.
         """

@@ -33,7 +33,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str, size: int) -> AsyncIterator[None]:
-        """The block runs when no other does. Raises :class:`ApiError` 429 when too much waits."""
+        """The block runs when no other does. Raises :class:`ApiError` ``overloaded`` when too much waits."""
         await self._begin(client, size)
         try:
             yield

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.service.output_text import OutputText
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """A part of an output that is text for the reader."""
 
     text: str
@@ -32,8 +33,7 @@ class ShownToken:
     logprobs: TokenLogprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """New visible output of choice ``index``; the last one has ``finish_reason``."""
 
     index: int
@@ -48,7 +48,8 @@ class Delta:
 
     @property
     def text(self) -> str:
-        return "".join([part.text for part in self.parts])
+        parts = self.parts
+        return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -130,6 +131,8 @@ class Output:
 
     def _release(self) -> tuple[ShownToken, ...]:
         """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
+        if not self._pending:
+            return ()
         count, shown = 0, self._text.shown
         for token, end in self._pending:
             if end > shown and not (self._text.stopped and token.offset < shown):

@@ -105,7 +105,7 @@ def unpack(tokens: Packed) -> tuple[int, ...]:
 
 
 def check_model(name: str | None, served: str) -> None:
-    """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
+    """Raises :class:`ApiError` ``not_found`` unless ``name`` is the served model (or left out)."""
     if name is not None and name != served:
         raise ApiError(
             "not_found",

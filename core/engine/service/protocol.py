@@ -261,8 +261,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 def decode(body: bytes, kind: type[T]) -> T:
     """Parse and check a request body.
 
-    Raises :class:`ApiError` 400 naming the field: malformed JSON, NaN and infinities, numbers out of range, lone
-    surrogates, absurd nesting, wrong types, unknown fields and unsupported ones.
+    Raises :class:`ApiError` ``invalid`` naming the field: malformed JSON, NaN and infinities, numbers out of range,
+    lone surrogates, absurd nesting, wrong types, unknown fields and unsupported ones.
     """
     try:
         fields = _FIELDS.decode(body)

@@ -18,7 +18,7 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn: who speaks, and what is said. Every string of it but the role is quoted before a template sees it."""
 
     role: str
-    content: str | tuple[TextPart, ...]
+    content: str | list[TextPart]
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -30,5 +30,4 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def plain_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """As JSON, which is what templates are written for."""
-    plain: list[dict[str, Any]] = msgspec.to_builtins(turns)
-    return plain
+    return [msgspec.to_builtins(turn) for turn in turns]

@@ -30,7 +30,8 @@ T = TypeVar("T", tuple[int, ...], list[int])
 
 
 def sampling_params(request: GenerationRequest, max_tokens: int, vocab_size: int) -> SamplingParams:
-    """``max_tokens`` is already resolved. Raises :class:`ApiError` 400 for what types and ranges could not say."""
+    """``max_tokens`` is already resolved. Raises :class:`ApiError` ``invalid`` for what types and ranges could not
+    say."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(
@@ -63,7 +64,7 @@ def num_echoed(api: ApiRequest) -> int:
 
 
 def check_echoed_logprobs(api: ApiRequest) -> None:
-    """Raises :class:`ApiError` 400 when the log probabilities of prompts would fill hundreds of megabytes."""
+    """Raises :class:`ApiError` ``invalid`` when the log probabilities of prompts would fill hundreds of megabytes."""
     if api.sampling.prompt_logprobs is not None and (tokens := num_echoed(api)) > MOST_ECHOED:
         raise bad_request(
             f"echo with logprobs takes at most {MOST_ECHOED} prompt tokens in one request (prompts x n); got {tokens}.",
@@ -103,7 +104,7 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ..
 
 
 def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
-    """Raises :class:`ApiError` 400 naming the first id outside ``0 .. vocab_size - 1``."""
+    """Raises :class:`ApiError` ``invalid`` naming the first id outside ``0 .. vocab_size - 1``."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(t for t in tokens if not 0 <= t < vocab_size)
         raise bad_request(f"Token id {_short(wrong)} is outside the vocabulary (0 to {vocab_size - 1}).", param)
@@ -113,8 +114,8 @@ def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
 def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int | None, param: str) -> int:
     """Most output tokens. ``default=None``, and ``asked`` if it is -1, mean: all the room that the prompt leaves.
 
-    Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens. A prompt
-    that fills them can be scored: ``asked`` is 0.
+    Raises :class:`ApiError` ``invalid`` naming both lengths when prompt and output do not fit into ``max_len`` tokens.
+    A prompt that fills them can be scored: ``asked`` is 0.
     """
     room = max_len - prompt_len
     if prompt_len < 1:
@@ -136,7 +137,7 @@ def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int 
 
 
 def too_long(length: str, max_len: int, param: str) -> ApiError:
-    """400: the prompt alone fills the context; names both lengths."""
+    """``invalid``: the prompt alone fills the context; names both lengths."""
     return bad_request(
         f"The prompt has {length} tokens; this model takes at most {max_len} for prompt and output together.",
         param,
@@ -186,7 +187,7 @@ def _turn(message: Message, where: str) -> Turn:
     return Turn(role, content, message.name, message.reasoning_content, message.reasoning)
 
 
-def _content(content: str | list[ContentPart] | None, where: str) -> str | tuple[TextPart, ...]:
+def _content(content: str | list[ContentPart] | None, where: str) -> str | list[TextPart]:
     if content is None or isinstance(content, str):
         return content or ""
     for i, part in enumerate(content):
@@ -195,11 +196,11 @@ def _content(content: str | list[ContentPart] | None, where: str) -> str | tuple
             found = f"type {part.type[:32]!r}" if part.type != "text" else "no 'text'"
             only = "this server computes text only, of models that see images, too"
             raise bad_request(f"'{at}' has {found}, expected type 'text' with a 'text': {only}.", at)
-    return tuple([TextPart(part.text or "") for part in content])
+    return [TextPart(part.text or "") for part in content]
 
 
 def check_bias_size(bias: dict[str, float] | None) -> None:
-    """Raises :class:`ApiError` 400 for a ``logit_bias`` of more tokens than the engine takes."""
+    """Raises :class:`ApiError` ``invalid`` for a ``logit_bias`` of more tokens than the engine takes."""
     if bias is not None and len(bias) > MAX_BIASED_TOKENS:
         raise bad_request(f"logit_bias names {len(bias)} tokens; at most {MAX_BIASED_TOKENS}.", "logit_bias")
 
