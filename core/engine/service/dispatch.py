@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from engine.contracts.events import RequestParameters
 from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, Router, ToEngine, ToUrl
@@ -23,7 +22,7 @@ from engine.plugin_guard.values import problems
 from engine.service.bus import EventBus
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, Rejected, engine_died
-from engine.service.generation import Generation, RunSpec, SequenceRun
+from engine.service.generation import Generation, SequenceRun
 from engine.service.job import Job
 from engine.service.logs import Repeated
 from engine.service.output import Output
@@ -93,8 +92,8 @@ class Dispatcher:
             for run in runs:
                 run.close()
                 if self.bus.wants_transcripts:
-                    prompt = job.prompt(run.spec.index)
-                    self.bus.transcribe(Transcript(run.spec.request_id, prompt, run.output.tokens, job.api.cache_salt))
+                    asked = run.request
+                    self.bus.transcribe(Transcript(asked.request_id, asked.prompt, run.output.tokens, asked.cache_salt))
                 run.report(written())
         if all(run.output.finish_reason is not None for run in runs):
             self._finished(job.api, runs)
@@ -107,17 +106,16 @@ class Dispatcher:
             engine.check()
         try:
             for index in range(job.num_sequences):
-                name, prompt, sampling = job.name(index), job.prompt(index), _sampling(job, index, engine.max_len)
+                request = _engine_request(job, index, engine.max_len)
                 stream: OutputStream
                 sent_s = time.monotonic()
                 if isinstance(route, Answer):
-                    stream = replayed(name, route.choices[index])
+                    stream = replayed(request.request_id, route.choices[index])
                 else:
-                    stream = engine.client.submit(_engine_request(job, name, prompt, sampling))
-                    engine.prompts.add(name, prompt, job.api.cache_salt)
-                spec = RunSpec(index, name, len(prompt), sampling.max_tokens, sent_s, _parameters(job.api, sampling))
-                output = _output(engine, job, index, sampling, stream)
-                runs.append(SequenceRun(spec, stream, output, job.arrival, self.bus.publish))
+                    stream = engine.client.submit(request)
+                    engine.prompts.add(request.request_id, request.prompt, request.cache_salt)
+                output = _output(engine, job, index, request.sampling, stream)
+                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish))
         except EngineDead as dead:
             raise engine_died(dead.cause) from None
 
@@ -177,25 +175,22 @@ async def _abort(runs: Sequence[SequenceRun]) -> None:
                 await run.gone()
 
 
-def _sampling(job: Job, index: int, max_len: int) -> SamplingParams:
-    """The parameters of one sequence: its own seed, and no more tokens than its own prompt leaves room for."""
-    shared = job.api.sampling
-    return msgspec.structs.replace(
-        shared,
-        seed=choice_seed(shared.seed, index % job.api.n),
-        max_tokens=min(shared.max_tokens, max_len - len(job.prompt(index))),
+def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
+    """One sequence, with its own seed, and no more tokens than its own prompt leaves room for."""
+    api, prompt = job.api, job.prompt(index)
+    sampling = msgspec.structs.replace(
+        api.sampling,
+        seed=choice_seed(api.sampling.seed, index % api.n),
+        max_tokens=min(api.sampling.max_tokens, max_len - len(prompt)),
     )
-
-
-def _engine_request(job: Job, name: str, prompt: tuple[int, ...], sampling: SamplingParams) -> EngineRequest:
     return EngineRequest(
-        name,
+        job.name(index),
         prompt,
         sampling,
         priority=job.options.priority or 0,
-        cache_salt=job.api.cache_salt,
+        cache_salt=api.cache_salt,
         client=job.client,
-        group=job.api.request_id if job.num_sequences > 1 else "",
+        group=api.request_id if job.num_sequences > 1 else "",
     )
 
 
@@ -209,9 +204,3 @@ def _output(engine: EngineHandle, job: Job, index: int, sampling: SamplingParams
         min_tokens=sampling.min_tokens,
     )
     return Output(text, lambda: stream.abort("stop"), index=index, wants_logprobs=sampling.logprobs is not None)
-
-
-def _parameters(api: ApiRequest, sampling: SamplingParams) -> RequestParameters:
-    return RequestParameters(
-        api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
-    )

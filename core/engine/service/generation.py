@@ -10,39 +10,38 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
-from engine.contracts.request import FinishReason, Timings
+from engine.contracts.request import EngineRequest, FinishReason, Timings
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.errors import engine_died, engine_failed
 from engine.service.job import Job
 from engine.service.output import Delta, Output
-from engine.service.timings import Account, Arrival, Written, make_account
+from engine.service.timings import Account, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What a run needs to know about its sequence."""
-
-    index: int
-    request_id: str
-    prompt_tokens: int
-    max_tokens: int
-    sent_s: float
-    """When it was handed to the engine."""
-    parameters: RequestParameters | None = None
 
 
 class SequenceRun:
     """Follows one sequence to its end. Iterate :meth:`deltas` once; always :meth:`close`, then :meth:`report`."""
 
-    def __init__(self, spec: RunSpec, stream: OutputStream, output: Output, arrival: Arrival, publish: Publish) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        request: EngineRequest,
+        stream: OutputStream,
+        output: Output,
+        sent_s: float,
+        publish: Publish,
+    ) -> None:
+        """``request``: sequence ``index`` of ``job``, handed to the engine at ``sent_s``."""
+        self.request = request
         self.output = output
         self.account: Account | None = None
         """Set at the end."""
+        self._job = job
+        self._index = index
         self._stream = stream
-        self._arrival = arrival
+        self._sent_s = sent_s
         self._publish = publish
         self._reason: FinishReason = "abort"
         self._ended_s = 0.0
@@ -91,13 +90,14 @@ class SequenceRun:
         if self.account is None:
             self._account("abort", None)
         assert self.account is not None
-        spec, arrival = self.spec, self._arrival
-        # One span has the id that the client knows; what other sequences a request has are spans beside it.
-        trace = arrival.trace if spec.index == 0 else replace(arrival.trace, span_id="")
-        event = self.account.event(
-            spec.request_id, self._ended_s, self._reason, spec.max_tokens, write, trace, spec.parameters
+        api, trace, sampling = self._job.api, self._job.arrival.trace, self.request.sampling
+        if self._index:  # one span has the id that the client knows; those of other sequences are beside it
+            trace = replace(trace, span_id="")
+        parameters = RequestParameters(
+            api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
         )
-        self._publish((event,))
+        name, limit = self.request.request_id, sampling.max_tokens
+        self._publish((self.account.event(name, self._ended_s, self._reason, limit, write, trace, parameters),))
 
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
@@ -119,24 +119,24 @@ class SequenceRun:
         event: Event
         if self._first_s is None:
             self._first_s = now
-            event = FirstTokenEvent(now, self.spec.request_id, (now - self._arrival.received_s) * 1e3)
+            event = FirstTokenEvent(now, self.request.request_id, (now - self._job.arrival.received_s) * 1e3)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))
-            event = TokensEvent(now, self.spec.request_id, count, itl_ms)
+            event = TokensEvent(now, self.request.request_id, count, itl_ms)
         self._last_s = now
         self._publish((event,))
 
     def _account(self, reason: FinishReason, engine: Timings | None) -> None:
         self._reason, self._ended_s = reason, time.monotonic()
         self.account = make_account(
-            self._arrival,
+            self._job.arrival,
             engine,
-            sent_s=self.spec.sent_s,
+            sent_s=self._sent_s,
             ended_s=self._ended_s,
             first_token_s=self._first_s,
             itl_ms=self._itl_ms,
-            prompt_tokens=self.spec.prompt_tokens,
+            prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.output.tokens),
             detokenize_ms=self._detokenize_s * 1e3,
         )
