@@ -54,7 +54,7 @@ class Tree:
     ],
 )
 def test_the_first_place_that_differs_is_named(value: Any, said: list[str]) -> None:
-    found = [text.replace("tests.border.", "") for text in problems(value, Tree, "t")]
+    found = [text.replace("tests.plugin_guard.", "") for text in problems(value, Tree, "t")]
     assert found == said
 
 
