@@ -34,7 +34,7 @@ from engine.contracts.graph import Builder  # noqa: E402
 from engine.contracts.ops import Gated, LinearPart  # noqa: E402
 from engine.contracts.quantizer import QuantizedWeight  # noqa: E402
 from engine.evaluation.forward import LoadedPlan  # noqa: E402
-from engine.models.required_tensors import linears  # noqa: E402
+from engine.models.manifest import linears  # noqa: E402
 
 BUNDLED = ROOT / "core" / "engine" / "bundled"
 TOKENS = tuple(torch.randint(0, 120, (40,), generator=torch.Generator().manual_seed(1)).tolist())

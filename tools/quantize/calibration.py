@@ -14,12 +14,12 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import UNQUANTIZED, PackedLinear, StoredTensor
 from engine.kernels.context import StepContext
 from engine.kernels.model import LoweredBlock, LoweredModel
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
-from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
+from engine_plugins.quantizer.unquantized import joined_bias, joined_weight
 
 BLOCK_SIZE = 16
 BATCH_TOKENS = 4096
@@ -99,7 +99,7 @@ class Recorder:
         self.linears: dict[str, Linear] = {}
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return STORED
+        return UNQUANTIZED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         weight, bias = joined_weight(parts).to(device), joined_bias(parts)

@@ -28,7 +28,7 @@ from engine.contracts.quantizer import QuantizedWeight
 from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
-from engine.models.fused_experts import fused_tensors
+from engine.models.manifest import Manifest
 from engine.models.required_tensors import norm_tensors
 from engine.service.tokenizer import Tokenizer
 
@@ -163,7 +163,8 @@ def _replaced(block: Block) -> set[str]:
     found = {f"{part.name}.{suffix}" for spec in specs for part in spec.parts for suffix in ("weight", "bias")}
     for node in block.nodes:
         if isinstance(node.op, Experts) and node.op.fused is not None:
-            found |= {name for name, _ in fused_tensors(node.op)}
+            together = Manifest(names=(node.op.fused.gate_up,)).of(node)
+            found |= {tensor.name for weight in together for tensor in weight.tensors if tensor.required}
     return found
 
 

@@ -271,6 +271,10 @@ class StoredTensor:
     overlapping: tuple[str, ...] = ()
 
 
+UNQUANTIZED = (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+"""What a part has in a checkpoint whose weights are stored as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredHeader:
     """What a checkpoint's header says of a tensor, unread. ``dtype``: name of the torch dtype, ``float8_e4m3fn``."""

@@ -17,7 +17,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
-from engine.models.required_tensors import linears
+from engine.models.manifest import Manifest
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.weights import weight_sizes
@@ -122,9 +122,7 @@ def checkpoint_of(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
     graph, dtype = bound.graph, getattr(torch, plan.model.dtype)
-    shapes = {f"{graph.embedding.name}.weight": (graph.embedding.vocab_size, graph.embedding.size)}
-    for spec in linears(graph):
-        shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}
+    shapes = {tensor.name: tensor.shape for tensor in Manifest().tensors(graph) if tensor.shape is not None}
     return Checkpoint(
         {name: TensorEntry(folder, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
     )

@@ -5,7 +5,6 @@ Pure arithmetic: how long that takes on a device is :mod:`engine.estimates`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, floor, prod
@@ -27,6 +26,7 @@ from engine.contracts.ops import (
     SharedAttention,
     SumTokens,
 )
+from engine.models.manifest import Manifest, Weight
 from engine.models.placement import RankGraph
 from engine.models.required_tensors import small_tensors_of
 
@@ -260,25 +260,15 @@ def _token_ranks(spec: KVSpec) -> int:
 
 def held_bytes(graph: Graph, widths: Widths) -> int:
     """Weights of one rank. ``graph``: its own."""
-    return int(sum(_held(graph, widths)))
+    return int(sum(weight.numbers * _held_bits(weight, widths) / 8 for weight in Manifest().weights(graph)))
 
 
-def _held(graph: Graph, widths: Widths) -> Iterator[float]:
-    by_heads: set[str] = set()
-    for node in graph.nodes:
-        op = node.op
-        if isinstance(op, Linear):
-            yield 0.0 if op.tied else _size(op.spec) * _bits(op, widths) / 8
-        elif isinstance(op, Experts):
-            yield op.num_experts * (_size(op.gate_up) + _size(op.down)) * widths.experts / 8
-        elif isinstance(op, HeadLinear):
-            if op.name not in by_heads:  # ops may read different rows of one tensor
-                yield op.num_heads * op.rows * op.features * widths.values / 8
-            by_heads.add(op.name)
-        elif isinstance(op, Embed):
-            yield (op.vocab_size if op.rows is None else op.rows.size) * op.size * widths.values / 8
-        else:
-            yield float(sum(prod(shape) for _, shape in small_tensors_of(node)) * FLOAT32)
+def _held_bits(weight: Weight, widths: Widths) -> float:
+    if weight.kind == "linear":
+        return widths.head if weight.spec is not None and weight.spec.kind == "head" else widths.body
+    if weight.kind == "expert":
+        return widths.experts
+    return 8 * FLOAT32 if weight.kind == "small" else widths.values
 
 
 def _bits(op: Linear, widths: Widths) -> float:

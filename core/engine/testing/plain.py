@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import UNQUANTIZED, PackedLinear, StoredTensor
 from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 
 GROUP = 32
@@ -24,7 +24,7 @@ class PlainQuantizer:
     lossless = True
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+        return UNQUANTIZED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         weight = torch.cat([part["weight"] for part in parts]).to(device, dtype)

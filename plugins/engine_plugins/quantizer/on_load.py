@@ -11,13 +11,13 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import UNQUANTIZED, PackedLinear, StoredTensor
 from engine.kernels import packing
 from engine.kernels.quantized import Format
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.kept_weights import KeptWeights, pack_kept, to_keep
 from engine_plugins.quantizer.rounding import rounded
-from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bias, joined_weight
+from engine_plugins.quantizer.unquantized import Unquantized, joined_bias, joined_weight
 
 
 class OnLoad(ABC):
@@ -38,8 +38,8 @@ class OnLoad(ABC):
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         group_size = self._form_of(spec).group_size
         if self._is_plain(spec) or group_size >= spec.in_features:
-            return STORED
-        weight, bias = STORED
+            return UNQUANTIZED
+        weight, bias = UNQUANTIZED
         return replace(weight, together={"in": group_size}), bias
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:

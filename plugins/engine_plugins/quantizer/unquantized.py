@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, StoredTensor, TileLoader
+from engine.contracts.quantizer import UNQUANTIZED, PackedLinear, StoredTensor, TileLoader
 from engine.kernels.cpu.linear import float_linear
 from engine.kernels.cpu.linear.onednn import (
     MANY_ROWS,
@@ -23,11 +23,6 @@ from engine.kernels.cpu.linear.onednn import (
 )
 from engine.kernels.triton.device import runs_triton
 from engine_plugins.quantizer.config import UnquantizedConfig
-
-STORED = (
-    StoredTensor("weight", {"out": 0, "in": 1}),
-    StoredTensor("bias", {"out": 0}, optional=True),
-)
 
 
 class Unquantized:
@@ -41,7 +36,7 @@ class Unquantized:
             float_linear.kernels(getattr(torch, context.dtype))  # compiled here, so that a failure names this plugin
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return STORED
+        return UNQUANTIZED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         if self._in_panels and float_linear.can_pack(spec, dtype):

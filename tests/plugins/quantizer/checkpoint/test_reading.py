@@ -29,13 +29,14 @@ from engine.assembly.device_facts import device_facts
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.models.required_tensors import linears
+from engine.contracts.quantizer import UNQUANTIZED
+from engine.models.manifest import linears
 from engine.testing.context import build_context
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.unquantized import STORED, Unquantized
+from engine_plugins.quantizer.unquantized import Unquantized
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,7 +145,7 @@ def test_device_and_checkpoint_facts_are_all_the_reader_needs(tmp_path: Path) ->
     facts, model = load(folder, quantizer=Unquantized(UnquantizedConfig(), context))
     assert torch.equal(logits(folder, "auto"), PagedLoop(facts, model).logits(TOKENS))
     quantizer = reader(folder, "auto")
-    assert quantizer.lossless and tuple(quantizer.stored(_head())) == STORED
+    assert quantizer.lossless and tuple(quantizer.stored(_head())) == UNQUANTIZED
     assert open_checkpoint(str(folder)).names
 
 
