@@ -18,7 +18,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
-from engine.kernels.cpu.linear.panel_linear import interleaved, separated
+from engine.kernels.cpu.linear.panel_linear import in_turns, interleaved, separated
 from engine.kernels.cpu.linear.sources import float_source, integer_source
 from engine.native import Source, find_compiler, library_cache
 from engine.testing.context import build_context
@@ -75,7 +75,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("out", [16, 32, 40, 1, 95])
 def test_panels_hold_the_weight_and_zeros(out: int, dtype: torch.dtype) -> None:
     weight = random(out, 64).to(dtype)
-    panels = to_panels(weight)
+    panels = to_panels(in_turns(weight, False))
     assert panels.shape[0] % 2 == 0 and panels.is_contiguous()
     assert torch.equal(from_panels(panels, out), weight)
     assert not from_panels(panels, panels.shape[0] * 16)[out:].any()
