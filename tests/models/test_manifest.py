@@ -16,14 +16,14 @@ from engine.contracts.ops import (
     Norm,
     Share,
 )
-from engine.models.manifest import Manifest, Weight
+from engine.models.manifest import Manifest, ManifestEntry
 
 
-def of(op: object, *names: str) -> list[Weight]:
+def of(op: object, *names: str) -> list[ManifestEntry]:
     return list(Manifest(names=names).of(Node(op, (), ())))  # type: ignore[arg-type]
 
 
-def listed(weights: list[Weight]) -> dict[str, tuple[int, ...] | None]:
+def listed(weights: list[ManifestEntry]) -> dict[str, tuple[int, ...] | None]:
     return {tensor.name: tensor.shape for weight in weights for tensor in weight.tensors}
 
 

@@ -31,20 +31,21 @@ from engine.contracts.ops import (
     Router,
     ShortConv,
 )
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
+from engine.contracts.quantizer import Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
-from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.context import Call
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
+from engine.kernels.linear import PackedLinear
 from engine.kernels.model import LoweredBlock, LoweredModel, Step
-from engine.kernels.packing import pack_quantized, target_for
+from engine.kernels.packer import Packer
+from engine.kernels.packing import Target
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.patterns import lower_rotations
 from engine.models.checkpoint_checks import check_shape, checked_checkpoint, checkpoint_notes, unread_bytes
 from engine.models.fuse import Fused
 from engine.models.fused_experts import is_pair
-from engine.models.manifest import Manifest, ManifestTensor, Weight, projection, small, table
+from engine.models.manifest import Manifest, ManifestEntry, ManifestTensor, projection, small, table
 from engine.models.required_tensors import expert_linears, head_projection, router_tensors
 from engine.plugin_guard.calls import PluginError, contract_error, name_of, quote
 
@@ -120,8 +121,7 @@ class Loader:
         self._manifest = Manifest(quantizer, self._names)
         self.lowering = lowering
         self._on_progress = on_progress
-        self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
-        self._target = target_for(lowering)
+        self._packer = Packer(quantizer, Target.of(lowering))
         self._packed: dict[LinearSpec, PackedLinear] = {}
         self.labels = Labels()
         self._held: dict[int, int] = {}
@@ -215,9 +215,9 @@ class Loader:
 
     # Weights: what kernels ask for ------------------------------------------------------------------------------------
 
-    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+    def linear(self, spec: LinearSpec, *, tied: bool = False) -> PackedLinear:
         if spec not in self._packed:
-            self._packed[spec] = self._pack(spec, tied, act)
+            self._packed[spec] = self._pack(spec, tied)
         return self._packed[spec]
 
     def norm(self, op: Norm) -> Tensor:
@@ -231,7 +231,7 @@ class Loader:
 
     def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
         return [
-            (self._pack_parts(up, of_up, op.gated.act), self._pack_parts(down, of_down, "silu"))
+            (self.pack_parts(up, of_up), self.pack_parts(down, of_down))
             for (up, of_up), (down, of_down) in self._expert_parts(op)
         ]
 
@@ -247,7 +247,7 @@ class Loader:
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
         spec = _together([spec for spec, _ in experts])
-        return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
+        return self.pack_parts(spec, [tensors for _, stored in experts for tensors in stored])
 
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
         """Of each expert, gate and up, and down: layers and their tensors, which last as long as they are held."""
@@ -257,7 +257,7 @@ class Loader:
         up, down = (self._of_each(op, layer, specs) for layer, specs in zip(layers, single, strict=True))
         return zip(up, down, strict=True)
 
-    def _of_each(self, op: Experts, layer: Weight, single: Sequence[LinearSpec]) -> list[_Stored]:
+    def _of_each(self, op: Experts, layer: ManifestEntry, single: Sequence[LinearSpec]) -> list[_Stored]:
         """One layer of each expert, out of the tensors that hold those of all; unquantized ones part by part, as if
         they were stored so."""
         assert op.fused is not None and layer.spec is not None
@@ -324,8 +324,8 @@ class Loader:
         return {tensor.name: self._norms[tensor.name] for tensor in tensors}
 
     # ------------------------------------------------------------------------------------------------------------------
-    def _pack(self, spec: LinearSpec, tied: bool, act: str) -> PackedLinear:
-        """``tied``: the weight is the embedding's; ``act``: of a ``gate_up``."""
+    def _pack(self, spec: LinearSpec, tied: bool) -> PackedLinear:
+        """``tied``: the weight is the embedding's."""
         parts: list[Mapping[str, Tensor]]
         if tied:
             assert self.table is not None, "a tied head behind an embedding"
@@ -336,15 +336,12 @@ class Loader:
             parts = [StoredPart({"weight": lambda: mine}, origin)]
         else:
             parts = [*self._parts(spec)]
-        return self._pack_parts(spec, parts, act)
+        return self.pack_parts(spec, parts)
 
-    def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
+    def pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> PackedLinear:
         """``parts``: this rank's tensors."""
         try:
-            made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
-            if isinstance(made, QuantizedWeight):
-                made = pack_quantized(spec, made, self._target)
-            packed = self._check(spec, parts, made, act)
+            packed = self._packer(spec, parts)
         except PluginError:
             # Numbers that are none make every product wrong: the quantizer is not to blame for them.
             check_finite(self._checkpoint, {*self._claimed, *(self.table[:1] if self.table else ())})
@@ -423,9 +420,7 @@ class Loader:
         self._claimed.append(tensor.name)
 
     def hold(self, tensor: Tensor) -> None:
-        # An opaque oneDNN tensor has no storage to tell apart; it is never shared.
-        key = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
-        self._held[key] = tensor.numel() * tensor.element_size()
+        self._held[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
 
     def _report(self, what: str) -> None:
         if self._on_progress is not None:

@@ -57,7 +57,7 @@ class ManifestTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class ManifestEntry:
     """What one op, or one linear layer, computes with on this rank."""
 
     kind: Literal["linear", "expert", "heads", "table", "small"]
@@ -85,7 +85,7 @@ class Manifest:
         self._quantizer = quantizer
         self._names = names
 
-    def weights(self, graph: Graph) -> Iterator[Weight]:
+    def weights(self, graph: Graph) -> Iterator[ManifestEntry]:
         """In the order of loading. Ops may read different rows of one projection of heads, which counts once."""
         heads: set[str] = set()
         for node in graph.nodes:
@@ -109,7 +109,7 @@ class Manifest:
                     optional |= set(self.kv_scale_names(projection(layer, node.inputs[0])).all)
         return {tensor.name for tensor in tensors if tensor.required}, optional
 
-    def of(self, node: Node) -> Iterator[Weight]:
+    def of(self, node: Node) -> Iterator[ManifestEntry]:
         """What one op reads. A tied head reads nothing: its weight is the embedding's."""
         op = node.op
         if isinstance(op, Linear):
@@ -124,10 +124,10 @@ class Manifest:
         else:
             yield small(node)
 
-    def linear(self, spec: LinearSpec, kind: Literal["linear", "expert", "heads"] = "linear") -> Weight:
+    def linear(self, spec: LinearSpec, kind: Literal["linear", "expert", "heads"] = "linear") -> ManifestEntry:
         """``spec``: this rank's share."""
         parts = tuple(tuple(self._of_part(spec, number)) for number in range(len(spec.parts)))
-        return Weight(kind, spec.out_features * spec.in_features, parts, spec)
+        return ManifestEntry(kind, spec.out_features * spec.in_features, parts, spec)
 
     def _of_part(self, spec: LinearSpec, number: int) -> Iterator[ManifestTensor]:
         part = spec.whole.parts[number]
@@ -142,7 +142,7 @@ class Manifest:
                     stored.suffix != "bias" or has_bias(spec),
                 )
 
-    def experts(self, op: Experts) -> Iterator[Weight]:
+    def experts(self, op: Experts) -> Iterator[ManifestEntry]:
         """Gate and up, and down: of one expert after another, or of all that are stored together."""
         if not self.are_together(op):
             for up, down in expert_linears(op):
@@ -151,7 +151,7 @@ class Manifest:
             return
         for layer in fused_layers(op):
             tensors = tuple(self._of_all(op, layer))
-            yield Weight(
+            yield ManifestEntry(
                 "expert", op.num_experts * layer.out_features * layer.in_features, (tensors,), layer, op.num_experts
             )
 
@@ -193,19 +193,19 @@ def linears(graph: Graph) -> Iterator[LinearSpec]:
     )
 
 
-def table(op: Embed) -> Weight:
+def table(op: Embed) -> ManifestEntry:
     """An embedding."""
     rows = op.vocab_size if op.rows is None else op.rows.size
     tensor = ManifestTensor(f"{op.name}.weight", (op.vocab_size, op.size), cuts=_rows(op.rows))
-    return Weight("table", rows * op.size, ((tensor,),))
+    return ManifestEntry("table", rows * op.size, ((tensor,),))
 
 
-def small(node: Node) -> Weight:
+def small(node: Node) -> ManifestEntry:
     """Tensors that are held in float32."""
     own = node.op.heads if isinstance(node.op, Norm) else None
     tensors = tuple(ManifestTensor(name, shape, cuts=_rows(own)) for name, shape in small_tensors_of(node))
     numbers = sum(prod(tensor.shape) for tensor in tensors if tensor.shape is not None)
-    return Weight("small", numbers if own is None else numbers * own.size // own.whole, (tensors,))
+    return ManifestEntry("small", numbers if own is None else numbers * own.size // own.whole, (tensors,))
 
 
 def unread_names(graph: Graph, names: Iterable[str]) -> set[str]:

@@ -26,7 +26,7 @@ from engine.contracts.ops import (
     SharedAttention,
     SumTokens,
 )
-from engine.models.manifest import Manifest, Weight
+from engine.models.manifest import Manifest, ManifestEntry
 from engine.models.placement import RankGraph
 from engine.models.required_tensors import small_tensors_of
 
@@ -263,7 +263,7 @@ def held_bytes(graph: Graph, widths: Widths) -> int:
     return int(sum(weight.numbers * _held_bits(weight, widths) / 8 for weight in Manifest().weights(graph)))
 
 
-def _held_bits(weight: Weight, widths: Widths) -> float:
+def _held_bits(weight: ManifestEntry, widths: Widths) -> float:
     if weight.kind == "linear":
         return widths.head if weight.spec is not None and weight.spec.kind == "head" else widths.body
     if weight.kind == "expert":

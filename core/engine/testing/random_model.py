@@ -22,9 +22,10 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.ops import Experts
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.backends import rotations
 from engine.kernels.context import ForwardBatch, StepContext, prepared_of
+from engine.kernels.linear import PackedLinear
 from engine.kernels.loading import Loader
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
+from engine.contracts.quantizer import QuantizedWeight, Quantizer
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import quantized_rows as rounded_by_torch
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows

@@ -13,13 +13,14 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, TensorEntry
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Experts, HeadLinear, Linear, LinearSpec
-from engine.contracts.quantizer import Quantizer, SizedQuantizer
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.backends import fused_graph
+from engine.kernels.packer import format_of
+from engine.kernels.packing import Target, packed_bytes
 from engine.kernels.settings import Kernel
 from engine.models.checkpoint_checks import check_readable
 from engine.models.fuse import Fused
-from engine.models.manifest import Manifest, ManifestTensor, Weight
-from engine.plugin_guard.calls import contract_error, quote
+from engine.models.manifest import Manifest, ManifestEntry, ManifestTensor
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
@@ -47,7 +48,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint, o
     check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
     own = graph if own is None else own
     lowering = lowering_of(plan, bound, own)
-    sizer = _Sizer(bound.quantizer, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
+    sizer = _Sizer(bound.quantizer, checkpoint, Target.of(lowering))
     held = peak = 0
     blocks = fused_graph(own, lowering)
     for kept, passing in sizer.steps(blocks):
@@ -70,9 +71,9 @@ def quantized_bytes(graph: Graph, dtype: torch.dtype, bits: int) -> int:
 
 
 class _Sizer:
-    def __init__(self, quantizer: Quantizer, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, quantizer: Quantizer, checkpoint: Checkpoint, target: Target) -> None:
         self._quantizer, self._checkpoint = quantizer, checkpoint
-        self._dtype, self._device = dtype, device
+        self._target, self._dtype = target, target.dtype
         self._names = checkpoint.names
         self._manifest = Manifest(quantizer, self._names)
 
@@ -92,7 +93,7 @@ class _Sizer:
                 if isinstance(node.op, HeadLinear):  # ops may read different rows of one tensor
                     heads.add(node.op.name)
 
-    def _weight(self, weight: Weight) -> tuple[int, int]:
+    def _weight(self, weight: ManifestEntry) -> tuple[int, int]:
         if weight.kind == "small":
             return weight.numbers * torch.float32.itemsize, 0
         if weight.kind == "heads":
@@ -104,7 +105,7 @@ class _Sizer:
         assert weight.spec is not None
         return self._linear(weight.spec, weight.tensors)
 
-    def _together(self, weights: Sequence[Weight]) -> Iterator[tuple[int, int]]:
+    def _together(self, weights: Sequence[ManifestEntry]) -> Iterator[tuple[int, int]]:
         """Experts that are stored together are read together, and put in order at worst."""
         stored = sum(size for weight in weights for _, size in self._stored(weight.tensors))
         for weight in weights:
@@ -114,31 +115,13 @@ class _Sizer:
 
     def _linear(self, spec: LinearSpec, tensors: Iterable[ManifestTensor], tied: bool = False) -> tuple[int, int]:
         """``tensors``: what is read for it."""
-        found = list(self._stored(tensors))
-        stored = sum(size for _, size in found)
+        stored = sum(size for _, size in self._stored(tensors))
         joined = stored if len(spec.parts) > 1 else 0
         # Packing rearranges the weight in at most one further copy, in two where gates and ups take turns.
         copies = 2 if spec.kind == "gate_up" else 1
         copy = copies * spec.out_features * spec.in_features * self._dtype.itemsize
-        return self._packed(spec, found, tied), self._on_host(stored + joined + copy)
-
-    def _packed(self, spec: LinearSpec, stored: Sequence[tuple[TensorEntry, int]], tied: bool) -> int:
-        if isinstance(self._quantizer, SizedQuantizer):
-            size = self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
-            if type(size) is not int or size < 0:
-                raise contract_error(
-                    self._quantizer, "packed_bytes", f"returned {quote(size)}, expected a number of bytes"
-                )
-            return size
-        if tied:
-            return spec.out_features * spec.in_features * self._dtype.itemsize
-        return sum(self._in_compute_dtype(entry, size) for entry, size in stored)
-
-    def _in_compute_dtype(self, entry: TensorEntry, size: int) -> int:
-        """For a quantizer that does not say: packed tensors as they are, float tensors in the compute dtype."""
-        if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
-            return size
-        return size // entry.dtype.itemsize * self._dtype.itemsize
+        held = packed_bytes(spec, format_of(self._quantizer, spec), self._target, tied)
+        return held, self._on_host(stored + joined + copy)
 
     def _stored(self, tensors: Iterable[ManifestTensor]) -> Iterator[tuple[TensorEntry, int]]:
         """Of those that the checkpoint has, how many bytes this rank reads of each."""
@@ -149,7 +132,7 @@ class _Sizer:
 
     def _on_host(self, num_bytes: int) -> int:
         """Stored tensors pass through host memory: on another device they take nothing."""
-        return num_bytes if self._device == "cpu" else 0
+        return num_bytes if self._target.device == "cpu" else 0
 
 
 def _taken(entry: TensorEntry, tensor: ManifestTensor) -> int:

@@ -30,6 +30,7 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import UNQUANTIZED
+from engine.kernels.packing import Target, packed_bytes
 from engine.models.manifest import linears
 from engine.testing.context import build_context
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
@@ -74,7 +75,8 @@ def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> N
 def _estimated(folder: Path) -> int:
     graph = model_graph(str(folder))
     quantizer: Any = reader(folder)
-    return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in linears(graph))
+    target = Target("cpu", torch.float32)
+    return sum(packed_bytes(spec, quantizer.format(spec), target) for spec in linears(graph))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.linear.panel_linear import (
     PANEL,
     PanelCall,
@@ -24,7 +22,7 @@ from engine.kernels.cpu.linear.panel_linear import (
 )
 from engine.kernels.cpu.linear.rates import fastest_rates, threads
 from engine.kernels.cpu.linear.sources import float_source
-from engine.kernels.triton.device import runs_triton
+from engine.kernels.linear import PackedLinear
 
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
@@ -70,12 +68,6 @@ def _measure_bfloat16() -> dict[str, float]:
     packed = {name: pack_float(spec, weight, None, name) for name in available(torch.bfloat16)}
     with threads(1):
         return fastest_rates(packed, x)
-
-
-def wanted(context: BuildContext) -> bool:
-    """Whether a plan computes its linear layers here: not where Triton's interpreter does."""
-    on_cpu = context.device.kind == "cpu" and not runs_triton(context.device.kind)
-    return on_cpu and context.execution == "compile" and context.dtype in map(_short, DTYPES)
 
 
 def can_pack(spec: LinearSpec, dtype: torch.dtype) -> bool:

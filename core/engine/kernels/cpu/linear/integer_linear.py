@@ -17,8 +17,7 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearSpec
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
     PanelCall,
@@ -31,6 +30,7 @@ from engine.kernels.cpu.linear.panel_linear import (
 )
 from engine.kernels.cpu.linear.sources import INSTRUCTIONS as INSTRUCTIONS_SOURCE
 from engine.kernels.cpu.linear.sources import format_of, integer_source
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.native import INT32, INT64, POINTER
 
@@ -74,11 +74,6 @@ def kernels(dtype: torch.dtype, form: str) -> Any:
     return load_linears(integer_source(DTYPES[dtype], form))
 
 
-def wanted(context: BuildContext) -> bool:
-    """Whether a plan computes its quantized layers here."""
-    return context.device.kind == "cpu" and context.execution == "compile" and has_instructions()
-
-
 def has_instructions() -> bool:
     """Whether this processor has what these kernels need."""
     return best_instructions() != INSTRUCTIONS[0]
@@ -99,9 +94,10 @@ def bytes_stretch_of(in_features: int) -> int:
 
 
 def can_pack(weight: QuantizedWeight) -> bool:
-    """Whether :func:`pack_integer` takes it: groups of a multiple of 32 inputs, zeros in the range of the codes."""
-    offset = _offset(weight)
-    in_range = weight.zero is None or int(weight.zero.min()) >= -offset
+    """Whether :func:`pack_integer` takes it: groups of a multiple of 32 inputs, zeros that are codes."""
+    if weight.float_zeros:
+        return False
+    in_range = weight.zero is None or int(weight.zero.min()) >= -_offset(weight)
     return in_range and stretch_of(weight.in_features, weight.group_size) > 0
 
 
@@ -111,7 +107,7 @@ class Panels:
 
     ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
     32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
-    :class:`~engine.kernels.quantized.Format`. The same for all processors.
+    :class:`~engine.contracts.quantizer.WeightFormat`. The same for all processors.
 
     Raises ``ValueError`` where these do not fit together: kernels would read other memory.
     """

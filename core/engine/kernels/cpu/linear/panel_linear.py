@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import native
-from engine.contracts.quantizer import PackedLinear
+from engine.kernels.linear import PackedLinear
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER, Function, NativeCall, Source
 
 PANEL = 16
@@ -97,7 +97,7 @@ class PanelLayer:
         return self._product(x, self.out_features // 2, act)
 
     def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
-        """See :class:`engine.contracts.quantizer.NativeLinear`."""
+        """See :class:`engine.kernels.linear.NativeLinear`."""
         assert self.gated == (act is not None)
         return self._call(x.dtype, act or "").at(x, y, residual)
 
