@@ -39,9 +39,7 @@ def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, p
     entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
     headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
     manifest = Manifest(quantizer, checkpoint.names)
-    layers = [weight for weight in manifest.weights(graph) if weight.spec is not None and not weight.together]
-    layers.sort(key=lambda weight: weight.kind == "heads")  # those come last
-    problems = [*quantizer_problems(quantizer, [weight.spec for weight in layers if weight.spec is not None], headers)]
+    problems = [*quantizer_problems(quantizer, manifest.layers(graph), headers)]
     for node in graph.nodes:
         if isinstance(node.op, Experts):
             problems += misread(node.op, checkpoint.names, quantizer)

@@ -26,7 +26,7 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import KVScaleNames, KVScaleReader, Quantizer, StoredTensor
 from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused
-from engine.models.required_tensors import expert_linears, head_projection, small_tensors_of
+from engine.models.required_tensors import expert_linears, head_projection, linears_of, small_tensors_of
 from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, stored_of
 from engine.plugin_guard.calls import contract_error, quote
@@ -98,6 +98,16 @@ class Manifest:
     def tensors(self, graph: Graph) -> Iterator[ManifestTensor]:
         """All but scales for the KV cache, which no graph needs."""
         return (tensor for weight in self.weights(graph) for tensor in weight.tensors)
+
+    def layers(self, graph: Graph) -> list[LinearSpec]:
+        """Linear layers that are stored one by one, projections of heads last. Asks the quantizer nothing of them."""
+        found: list[LinearSpec] = []
+        for node in graph.nodes:
+            tied = isinstance(node.op, Linear) and node.op.tied
+            if not tied and not (isinstance(node.op, Experts) and self.are_together(node.op)):
+                found += linears_of(node.op)
+        ops = (node.op for node in graph.nodes if isinstance(node.op, HeadLinear))
+        return found + list(dict.fromkeys(head_projection(op) for op in ops))
 
     def expected_names(self, graph: Graph) -> tuple[set[str], set[str]]:
         """The tensors that a checkpoint must have, and those that it may have."""
@@ -182,15 +192,6 @@ class Manifest:
         if not isinstance(found, KVScaleNames):
             raise contract_error(self._quantizer, "kv_scale_names", f"returned {quote(found)}, expected KVScaleNames")
         return found
-
-
-def linears(graph: Graph) -> Iterator[LinearSpec]:
-    """Every linear layer with weights of its own, experts one by one."""
-    return (
-        weight.spec
-        for weight in Manifest().weights(graph)
-        if weight.kind in ("linear", "expert") and weight.spec is not None
-    )
 
 
 def table(op: Embed) -> ManifestEntry:

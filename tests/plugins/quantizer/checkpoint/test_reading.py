@@ -31,7 +31,7 @@ from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import UNQUANTIZED
 from engine.kernels.packing import Target, packed_bytes
-from engine.models.manifest import linears
+from engine.models.manifest import Manifest
 from engine.testing.context import build_context
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
@@ -76,7 +76,7 @@ def _estimated(folder: Path) -> int:
     graph = model_graph(str(folder))
     quantizer: Any = reader(folder)
     target = Target("cpu", torch.float32)
-    return sum(packed_bytes(spec, quantizer.format(spec), target) for spec in linears(graph))
+    return sum(packed_bytes(spec, quantizer.format(spec), target) for spec in Manifest().layers(graph))
 
 
 @pytest.mark.parametrize(
