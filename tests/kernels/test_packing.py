@@ -45,7 +45,7 @@ def test_zero_points_may_lie_between_two_codes(target: Target) -> None:
 
 def test_zero_points_of_other_dtypes_are_refused() -> None:
     scale = torch.ones(2, 1)
-    with pytest.raises(ValueError, match=r"zeros of torch\\.float16"):
+    with pytest.raises(ValueError, match=r"zeros of torch\.float16"):
         QuantizedWeight(torch.zeros(2, 8, dtype=torch.int8), scale, 8, zero=scale.half())
 
 
