@@ -418,7 +418,7 @@ WALL_CLOCK = {
     "plugins/engine_plugins/exporter/outbox.py",  # "Retry-After", as a date
     "plugins/engine_plugins/exporter/webhook.py",  # when an alert began
     "plugins/engine_plugins/exporter/trace.py",  # when a part of a trace began
-    "plugins/engine_plugins/quantizer/disk_cache.py",  # ages of files
+    "core/engine/kernels/disk_cache.py",  # ages of files
 }
 """What asks for the time of day, and what for. Whatever takes its time is measured by a clock that never jumps."""
 

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.kernels.loading import load_model
-from engine.models.required_tensors import check_names
+from engine.models.checkpoint_checks import check_names
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import PlainAttention, PlainQuantizer
 from tests.families import model_facts, model_graph

@@ -16,8 +16,9 @@ from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Attention, LinearPart, RopeFacts
+from engine.models.checkpoint_checks import checkpoint_notes
+from engine.models.manifest import unread_names
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import checkpoint_notes, unread_names
 from engine.plugin_guard.calls import PluginError
 from engine.testing.context import build_context
 

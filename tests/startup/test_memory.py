@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -76,15 +76,6 @@ def test_a_quantizer_that_shrinks_weights_says_so(model: Path, dtype: str) -> No
     assert taken < planned(plan_of(model, f"model.dtype={dtype}")).estimate.weights
 
 
-class Silent:
-    """A quantizer that does not say what its packed weights take."""
-
-    lossless = True
-
-    def __init__(self, inner: Any) -> None:
-        self.stored, self.pack = inner.stored, inner.pack
-
-
 @few(2)
 @needs_compiler
 @pytest.mark.parametrize("quantizer", ["checkpoint", "int4"])
@@ -95,13 +86,6 @@ def test_experts_routers_and_absorbed_projections_are_counted(tmp_path: Path, fa
     bound = bind(plan)
     taken = load_plan(plan, bound).weights_bytes
     assert abs(plan_memory(plan, bound, free=GIB).estimate.weights - taken) <= 0.02 * taken
-
-
-def test_of_a_quantizer_that_does_not_say_the_stored_tensors_are_counted(model: Path) -> None:
-    plan = plan_of(model, "model.dtype=bfloat16", "execution=eager")
-    bound = bind(plan)
-    silent = replace(bound, quantizer=Silent(bound.quantizer))
-    assert plan_memory(plan, silent, free=GIB).estimate.weights == plan_memory(plan, bound, free=GIB).estimate.weights
 
 
 def test_the_estimate_reads_no_weights(model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from engine.testing.kv_allocator import (
     two_groups,
 )
 from engine.testing.kv_format import KVFormatConformance
-from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
+from engine.testing.quantizer import QuantizerConformance, TileLoaderConformance
 from engine.testing.subject import CannotRun, ContractSuite, settable
 from engine.testing.suites import suite_of, why
 from tests.kernels import tiny
@@ -43,8 +43,8 @@ def made(word: str, *overrides: str, **settings: str) -> type:
         ("paged", KVAllocatorConformance, PrefixCachingConformance),
         ("prefix_cache", PartialBlockConformance, None),
         ("native", KVFormatConformance, None),
-        ("quantizer=none", AddConformance, GateConformance),
-        ("quantizer=int8", QuantizerConformance, AddConformance),
+        ("quantizer=none", QuantizerConformance, TileLoaderConformance),
+        ("quantizer=int8", QuantizerConformance, TileLoaderConformance),
         ("drafter=none", HostDrafterConformance, DeviceDrafterConformance),
         ("suffix", HostDrafterConformance, DeviceDrafterConformance),
         ("early_exit", DeviceDrafterConformance, HostDrafterConformance),
@@ -70,9 +70,6 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_what_is_offered_for_another_execution_is_tested_then() -> None:
-    suite = made("quantizer=none", "execution=compile")
-    assert issubclass(suite, AddConformance) and issubclass(suite, GateConformance)
-    assert issubclass(suite, NativeConformance)
     assert issubclass(made("cpu"), NativeAttentionConformance)
 
 

@@ -33,7 +33,7 @@ from engine.assembly.bind import bind  # noqa: E402
 from engine.contracts.graph import Builder  # noqa: E402
 from engine.contracts.ops import Gated, LinearPart  # noqa: E402
 from engine.contracts.quantizer import QuantizedWeight  # noqa: E402
-from engine.models.required_tensors import linears  # noqa: E402
+from engine.models.manifest import Manifest  # noqa: E402
 from engine_lab.eval.forward import LoadedPlan  # noqa: E402
 
 BUNDLED = ROOT / "core" / "engine" / "bundled"
@@ -294,7 +294,7 @@ def folded(record):
         x = record(b, x)
     b.lm_head(x, "head", 10)
     graph = b.graph()
-    ones = ((spec, torch.ones(spec.out_features, spec.in_features)) for spec in linears(graph))
+    ones = ((spec, torch.ones(spec.out_features, spec.in_features)) for spec in Manifest().layers(graph))
     held = {spec.parts[0].name: Linear(spec, weight, None) for spec, weight in ones}
     norms = {name: torch.ones(SIZE) for name in norm_names(graph.layers[0])}
     found = sites(graph, graph.layers[0], held, norms)

@@ -63,7 +63,7 @@ import os, sys
 from pathlib import Path
 import torch
 from engine.native.folder import user_folder
-from engine_plugins.quantizer.disk_cache import DiskCache, Kept
+from engine.kernels.disk_cache import DiskCache, Kept
 cache = DiskCache(user_folder("weights"), "model-" + "0" * 16, 1 << 30)
 kept = cache.read("layer", "key")
 if kept is None:

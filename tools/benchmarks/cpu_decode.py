@@ -34,13 +34,15 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec, Route
-from engine.contracts.quantizer import SizedQuantizer
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.context import Call, ForwardBatch
 from engine.kernels.cpu.captured import capture_steps
-from engine.kernels.cpu.linear import float_linear, integer_linear, onednn
+from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.model import LoweredModel, Step
+from engine.kernels.packing import Target, packed_bytes
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
+from engine.startup.lowering import lowering_of
 from engine.startup.rank import load_plan
 from engine_lab.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer.rounding import to_int8
@@ -83,11 +85,10 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     model = load_plan(plan, bound)
     kv = KVCache(one_group(model.graph.caches), bound.kv_format, [num_blocks], BLOCK_SIZE, plan.dtype, "cpu")
     model = capture_steps(model, kv, num_blocks * BLOCK_SIZE)
-    dtype = getattr(torch, plan.dtype)
-    shared = head_is_embedding(plan.model, bound.quantizer, dtype)
-    assert isinstance(bound.quantizer, SizedQuantizer)
+    target = Target.of(lowering_of(plan, bound, model.graph))
+    shared = head_is_embedding(plan.model, bound.quantizer, target)
     of_experts = [
-        sum(bound.quantizer.packed_bytes(spec, dtype, "cpu", False) for spec in (op.gate_up, op.down))
+        sum(packed_bytes(spec, bound.quantizer.format(spec), target) for spec in (op.gate_up, op.down))
         for op in mixtures(model.graph)
     ]
     return Loaded(tuple(overrides), plan, model, kv, shared, tuple(of_experts))
@@ -224,9 +225,6 @@ def large_products(kind: str) -> dict[str, Callable[[], object]]:
     dtype = getattr(torch, kind)
     x, weight = x.to(dtype), weight.to(dtype)
     ways = {"torch": lambda: F.linear(x, weight)}
-    if onednn.can_prepack(dtype):
-        prepacked = onednn.prepacked_linear(onednn.prepack(weight, rows), None)
-        ways["torch"] = lambda: prepacked(x)
     if has_kernels:
         float_layer = float_linear.pack_float(spec, weight, None)
         ways["engine"] = lambda: float_layer.apply(x)
@@ -250,11 +248,10 @@ def least_bytes(loaded: Loaded, chosen: Sequence[int]) -> int:
     return loaded.model.weights_bytes - unread - (0 if loaded.head_is_embedding else embedding)
 
 
-def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) -> bool:
+def head_is_embedding(facts: ModelFacts, quantizer: Quantizer, target: Target) -> bool:
     """Whether the vocabulary projection multiplies with the embedding's own memory, not with weights beside it."""
     spec = LinearSpec((LinearPart("head", facts.vocab_size),), facts.hidden_size, kind="head")
-    sized = isinstance(quantizer, SizedQuantizer)
-    return facts.tie_embeddings and sized and quantizer.packed_bytes(spec, dtype, "cpu", True) == 0
+    return facts.tie_embeddings and packed_bytes(spec, quantizer.format(spec), target, tied=True) == 0
 
 
 def body_parameters(graph: Graph) -> int:

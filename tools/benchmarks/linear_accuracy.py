@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.panel_linear import PAIR
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import quantized_rows
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 

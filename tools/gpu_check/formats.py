@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight, WeightFormat
+from engine.kernels.linear import PackedLinear
 from engine.kernels.triton.launch import Launch, SkinnyLinear
 from engine.kernels.triton.quantized.linear import pack_gpu
 from engine.kernels.triton.tiles import MAX_ROWS
@@ -56,8 +58,21 @@ class Format:
         if self.zeros:
             zero = torch.randint(-3, 4, scale.shape, generator=generator, device=device, dtype=torch.int8)
         return QuantizedWeight(
-            codes, scale, self.group_size or in_features, bits=4 if self.kind == "int4" else 8, zero=zero
+            codes, scale, self.group_size or in_features, bits=self.bits, zero=zero, input_quant=self.input_quant
         )
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.kind == "int4" else 8
+
+    @property
+    def input_quant(self) -> Literal["int8", "fp8"] | None:
+        return next((kind for kind in ("int8", "fp8") if kind == self.activations), None)
+
+    def of_weights(self, in_features: int) -> WeightFormat:
+        """What is known before there are any."""
+        group_size = self.group_size or in_features
+        return WeightFormat(self.bits, group_size, self.kind == "fp8", self.zeros, input_quant=self.input_quant)
 
     def packed(self, weight: QuantizedWeight, device: str) -> PackedLinear:
         return pack_gpu(weight, self.activations, device, build_context().device.capability)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear
-from engine_plugins.quantizer.unquantized import pack_plain
+from engine.contracts.quantizer import PlainWeight
+from engine.kernels.linear import PackedLinear
+from engine.kernels.packing import Target, pack_weight
 from gpu_check.formats import Format, few_or_many
 from gpu_check.section import Context, time_row
 from gpu_check.shapes import SHAPES
@@ -36,7 +37,7 @@ def sizes() -> tuple[tuple[int, int], ...]:
 def plain(out_features: int, in_features: int) -> PackedLinear:
     weight = torch.randn(out_features, in_features, device="cuda", dtype=torch.bfloat16)
     spec = LinearSpec((LinearPart("linear", out_features),), in_features)
-    return pack_plain(spec, [{"weight": weight}], torch.bfloat16, "cuda")
+    return pack_weight(spec, PlainWeight(weight), Target("cuda", torch.bfloat16))
 
 
 def run(context: Context) -> None:

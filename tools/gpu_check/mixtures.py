@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.contracts.quantizer import Quantizer, StoredTensor, Weight, WeightFormat
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.random_model import RandomModel, random_model
 from gpu_check.formats import Format
@@ -93,11 +93,22 @@ class RandomCodes:
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return (StoredTensor("weight"), StoredTensor("bias", optional=True))
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        if self._beside is not None and not all(".experts." in part.name for part in spec.parts):
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        form = self._form_of(spec)
+        return None if form is None else form.of_weights(spec.in_features)
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Weight:
+        form = self._form_of(spec)
+        if form is None:
+            assert self._beside is not None
             return self._beside.pack(spec, parts, dtype, device)
-        form = Format("int8") if spec.kind == "head" else self._form
-        return form.packed(form.weight(spec.out_features, spec.in_features, device), device)
+        return form.weight(spec.out_features, spec.in_features, device)
+
+    def _form_of(self, spec: LinearSpec) -> Format | None:
+        """``None``: it is packed by ``beside``."""
+        if self._beside is not None and not all(".experts." in part.name for part in spec.parts):
+            return None
+        return Format("int8") if spec.kind == "head" else self._form
 
 
 def run(context: Context) -> None:

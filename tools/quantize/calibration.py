@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.checkpoint.tensors import Checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.context import StepContext
+from engine.kernels.linear import PackedLinear
+from engine.kernels.loading import Loader
 from engine.kernels.model import LoweredBlock, LoweredModel
+from engine.kernels.settings import Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
-from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
+from engine_plugins.quantizer.unquantized import joined_bias, joined_weight
 
 BLOCK_SIZE = 16
 BATCH_TOKENS = 4096
@@ -90,18 +93,15 @@ class Linear:
         return x if self.divide is None else x / self.divide
 
 
-class Recorder:
-    """A quantizer that changes nothing and keeps every linear layer at hand, by the name of its first part."""
+class Recorder(Loader):
+    """Loads a model and keeps every linear layer at hand, by the name of its first part."""
 
-    lossless = True
-
-    def __init__(self) -> None:
+    def __init__(self, checkpoint: Checkpoint, quantizer: Quantizer, lowering: Lowering) -> None:
+        super().__init__(checkpoint, quantizer, lowering)
         self.linears: dict[str, Linear] = {}
 
-    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return STORED
-
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+    def pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> PackedLinear:
+        device = self.lowering.device
         weight, bias = joined_weight(parts).to(device), joined_bias(parts)
         linear = Linear(spec, weight, None if bias is None else bias.float().to(device))
         self.linears[spec.parts[0].name] = linear

@@ -6,7 +6,7 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,15 +20,16 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.assembly.plan import EnginePlan
-from engine.checkpoint.tensors import Checkpoint, open_checkpoint
+from engine.checkpoint.tensors import Checkpoint
 from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import Experts, HeadLinear, Norm, Router
 from engine.contracts.ops import Linear as LinearOp
 from engine.contracts.quantizer import QuantizedWeight
-from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
-from engine.models.fused_experts import fused_tensors
+from engine.models.checkpoint_checks import checked_checkpoint
+from engine.models.manifest import Manifest
 from engine.service.tokenizer import Tokenizer
+from engine.startup.lowering import lowering_of
 from engine_lab.eval.windows import read_prompts, read_text
 
 HEAD_BITS = 8
@@ -98,19 +99,13 @@ def load_source(path: str, device: str) -> Source:
     """Load a checkpoint to run op by op in torch."""
     overrides = [f"model.path={quoted(path)}", f"device={device}", "execution=eager", "kv_format=native"]
     plan = assemble([*overrides, "attention_kernel=torch", "quantizer=none", "model.dtype=float32"], download=True)
-    bound, recorder = bind(plan), Recorder()
+    bound = bind(plan)
     graph = bound.graph
-    model = load_model(
-        plan.model,
-        graph,
-        recorder,
-        bound.attention_kernel,
-        bound.kv_format,
-        plan.dtype,
-        plan.device.kind,
-        kernels="reference",
-    )
-    return Source(plan, graph, model, recorder.linears, open_checkpoint(plan.model.path))
+    checkpoint = checked_checkpoint(graph, bound.quantizer, plan.model.path)
+    recorder = Recorder(checkpoint, bound.quantizer, replace(lowering_of(plan, bound, graph), kernels="reference"))
+    with torch.inference_mode():
+        model = recorder.load(graph, graph.max_position)
+    return Source(plan, graph, model, recorder.linears, checkpoint)
 
 
 def samples(arguments: argparse.Namespace, plan: EnginePlan) -> list[tuple[int, ...]]:
@@ -162,7 +157,8 @@ def _replaced(block: Block) -> set[str]:
     found = {f"{part.name}.{suffix}" for spec in specs for part in spec.parts for suffix in ("weight", "bias")}
     for node in block.nodes:
         if isinstance(node.op, Experts) and node.op.fused is not None:
-            found |= {name for name, _ in fused_tensors(node.op)}
+            together = Manifest(names=(node.op.fused.gate_up,)).of(node)
+            found |= {tensor.name for weight in together for tensor in weight.tensors if tensor.required}
     return found
 
 

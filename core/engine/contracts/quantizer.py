@@ -1,13 +1,13 @@
-"""Slot ``quantizer``: how is this weight stored and multiplied?
+"""Slot ``quantizer``: how is this weight stored and read?
 
-A quantizer turns the checkpoint tensors of a linear layer into a :class:`PackedLinear`. Loading, naming, sharding
-and fusion are the core's: it hands over the parts of a fused projection (q, k, v) separately, because they may
-have different scales.
+A quantizer turns the checkpoint tensors of a linear layer into a weight that is data: a :class:`PlainWeight`, a
+:class:`QuantizedWeight`, or a :class:`CustomWeight` in a format of its own. The core's kernels choose how they multiply
+it, and in what layout. Loading, naming, sharding and fusion are the core's, too: it hands over the parts of a fused
+projection (q, k, v) separately, because they may have different scales.
 
-What is made is tried before the engine computes with it: one layer of each kind (shape, label, dtypes of its tensors),
-with 1, 3, 17 and 40 rows of random inputs. ``pack`` and the functions of a :class:`PackedLinear` are called on the
-device's thread under ``torch.inference_mode()``; what is asked before loading, in the main thread of the engine
-process.
+What is made is looked at before the engine computes with it: sizes, and one product of the first two layers of each
+kind. ``pack`` and the functions of a :class:`CustomWeight` are called on the device's thread under
+``torch.inference_mode()``; what is asked before loading, in the main thread of the engine process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from engine.contracts.ops import LinearSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from engine.native import NativeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,67 +77,47 @@ class TileLoader:
         return int(self.weight.numel() * self.weight.element_size() * 8 // (in_features * out_features))
 
 
-class NativeLinear(Protocol):
-    """A linear layer as one call of a native function, for programs on a CPU (:mod:`engine.native`)."""
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A weight that is not quantized. ``weight``: ``[out, in]``, ``bias``: ``[out]`` or ``None``, in any floating
+    dtype: the core turns them into the compute dtype. A tied head's weight is on the device in it already, and stays
+    shared."""
 
-    def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
-        """The call that computes ``y = x @ W.T (+ bias) (+ residual)``; for a spec of kind ``gate_up`` always with
-        ``act``, ``silu`` or ``gelu_tanh``: ``y = act(gate) * up``. Nothing is computed yet, and the contents of the
-        tensors mean nothing.
+    weight: Tensor
+    bias: Tensor | None = None
 
-        ``x [M, in]``, ``y`` and ``residual [M, out]``, which may be the same, in the compute dtype; their rows are
-        contiguous. What else the call points at lives as long as the layer. Experts are called natively only if the
-        call says how it is made for other rows: :attr:`engine.native.NativeCall.moves`.
-        """
-        ...
+    @property
+    def out_features(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.weight.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A linear layer ready to run: ``y = x @ W.T (+ bias)``.
+class CustomWeight:
+    """A weight in a format that the core does not know. It is multiplied by torch, unpacked in every call, and on a GPU
+    up to 16 rows by the core's fused kernels, if there is a ``tile_loader``.
 
-    ``reference(x)``: plain torch, any device, the definition of the result, 8-bit inputs rounded as ``apply`` rounds
-    them. ``[M, in] -> [M, sum(out)]`` in the
-    dtype of ``x``.
-    ``apply(x)``: the fastest way this quantizer knows on this device; equal to ``reference`` within rounding. Returns
-    new, contiguous memory that the caller may overwrite.
-    ``apply_add(x, residual)``: ``residual + apply(x)`` in one kernel, perhaps in the memory of ``residual``; or
-    ``None``.
-    ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
-    ``apply(x)`` in one kernel, for ``execution=compile``; ``act``: ``silu`` or ``gelu_tanh``. Or ``None``.
-    ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU, all of them, and
-    start-up says so.
-    ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
-    ``input_quant``: for more rows than the fused kernels serve, the layer takes its input in 8 bits, int8 or
-    float8_e4m3fn codes ``[M, in]`` and a float32 step for each row ``[M, 1]``, by ``apply_quantized(codes, step,
-    dtype)``, which returns ``[M, sum(out)]`` in ``dtype``: where a kernel norms the input, it rounds it too. ``apply``
-    does the same to an input that nothing norms. Or ``None``, both.
-    ``good_m``: range of rows for which the kernels of this quantizer are a good choice.
+    ``tensors``: contiguous, on the CPU: the core moves them to the device and hands them to the functions, by name.
+    ``dense(tensors)``: float32 ``[out, in]``, in plain torch, on any device: the definition.
+    ``tile_loader(tensors)``: how fused kernels read them. ``None``: nothing is fused with the layer.
+    ``bias``: float32 ``[out]`` or ``None``; the ``tile_loader`` has none. ``label``: for the plan.
     """
 
     tensors: Mapping[str, Tensor]
-    reference: Callable[[Tensor], Tensor]
-    apply: Callable[[Tensor], Tensor]
     out_features: int
-    """Of this rank: rows of the weight that was packed."""
-    apply_add: Callable[[Tensor, Tensor], Tensor] | None = None
-    apply_gated: Callable[[Tensor, str], Tensor] | None = None
-    native: NativeLinear | None = None
-    tile_loader: TileLoader | None = None
-    input_quant: Literal["int8", "fp8"] | None = None
-    apply_quantized: Callable[[Tensor, Tensor, Any], Tensor] | None = None
-    good_m: tuple[int, int] = (1, 1 << 30)
-    label: str = ""
-    """What runs, for the plan: for example ``bf16 oneDNN prepacked``."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+    in_features: int
+    dense: Callable[[Mapping[str, Tensor]], Tensor]
+    tile_loader: Callable[[Mapping[str, Tensor]], TileLoader] | None = None
+    bias: Tensor | None = None
+    label: str = "custom"
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A quantized weight as data: the core's backends have kernels for it.
+    """A weight in few bits: the core's backends have kernels for it.
 
     ``weight[o, i] = (codes[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i // group_size``.
 
@@ -148,7 +126,8 @@ class QuantizedWeight:
     negatives), beside scales that are half of the format's; ``bits`` is 4.
     ``scale``: float32 ``[out, ceil(in / group_size)]``; a weight with one scale per output channel has
     ``group_size == in``.
-    ``zero``: int8, shaped as ``scale``, or ``None`` for symmetric weights and for floating codes.
+    ``zero``: shaped as ``scale``: int8, or float32 for offsets between two codes (GGUF's K-quants), which torch alone
+    multiplies; or ``None`` for symmetric weights and for floating codes.
     ``bits``: 4 or 8, what a code takes in kernels. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input
     feature ``order[i]`` (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
     ``input_quant``: to what inputs are rounded, each row with a scale of its own, where kernels multiply in 8 bits.
@@ -182,6 +161,8 @@ class QuantizedWeight:
             raise ValueError(f"scales {list(self.scale.shape)} for weights [{out}, {inputs}], expected {list(groups)}")
         if self.zero is not None and self.zero.shape != self.scale.shape:
             raise ValueError(f"zeros {list(self.zero.shape)} beside scales {list(self.scale.shape)}")
+        if self.zero is not None and str(self.zero.dtype) not in ("torch.int8", "torch.float32"):
+            raise ValueError(f"zeros of {self.zero.dtype}, expected int8 or float32")
         if self.order is not None and tuple(self.order.shape) != (inputs,):
             raise ValueError(f"an order of {list(self.order.shape)} for {inputs} input features")
         if self.bias is not None and tuple(self.bias.shape) != (out,):
@@ -204,6 +185,11 @@ class QuantizedWeight:
     def kind(self) -> str:
         """For labels."""
         return "fp4" if self.e2m1 else "fp8" if self.floating else f"int{self.bits}"
+
+    @property
+    def float_zeros(self) -> bool:
+        """Zeros that are no codes."""
+        return self.zero is not None and self.zero.is_floating_point()
 
     @property
     def per_channel(self) -> bool:
@@ -244,6 +230,45 @@ class QuantizedWeight:
         )
 
 
+Weight = PlainWeight | QuantizedWeight | CustomWeight
+"""What a quantizer makes of a linear layer's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """What is known of a weight in few bits before it is loaded: memory is planned with it.
+
+    ``bits`` of a code and ``group_size``: as of :class:`QuantizedWeight`; a :class:`CustomWeight` (``custom``) takes so
+    many ``bits`` for each weight and ``scale_bytes`` for each group. ``floating``: codes are floating-point numbers.
+    ``zeros``: there are zero points; ``ordered``: there is an order of inputs. ``scale_bytes``: of a scale on a GPU.
+    ``input_quant``: as of :class:`QuantizedWeight`.
+    """
+
+    bits: int
+    group_size: int
+    floating: bool = False
+    zeros: bool = False
+    ordered: bool = False
+    scale_bytes: int = 4
+    custom: bool = False
+    input_quant: Literal["int8", "fp8"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where the core keeps weights as its kernels read them, for the next start: of a quantizer that takes long.
+
+    ``cache``: ``auto`` (the user's own folder), ``none``, or the absolute path of a folder; ``limit``: bytes of all
+    models' weights there. ``name``: the model and the quantizer, in words; ``maker``: everything that decides what the
+    quantizer makes of equal tensors, such as its code and settings that no :class:`WeightFormat` has.
+    """
+
+    cache: str
+    limit: int
+    name: str
+    maker: str
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One checkpoint tensor of a linear part, and how ranks share it out.
@@ -269,6 +294,10 @@ class StoredTensor:
     extra: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
     overlapping: tuple[str, ...] = ()
+
+
+UNQUANTIZED = (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+"""What a part has in a checkpoint whose weights are stored as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,35 +336,30 @@ class Quantizer(Protocol):
         """Checkpoint tensors each part of this layer has, by suffix (``weight``, ``bias`` ...)."""
         ...
 
-    def pack(
-        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
-    ) -> PackedLinear | QuantizedWeight:
-        """A weight as data, on the CPU, of which the core packs what its kernels read; or, from a quantizer with
-        kernels of its own, packed already.
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        """What :meth:`pack` will make of this layer; ``None``: a :class:`PlainWeight`."""
+        ...
 
-        ``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
-        ``dtype`` is the torch compute dtype, ``device`` a torch device string. Where ranks share a layer out,
-        ``spec`` and the tensors are this rank's share, which need not be as large as others'; ``spec.whole`` is the
-        layer as the checkpoint has it.
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Weight:
+        """A layer's weight: all parts, output features one part after another. On the CPU, but for what comes from
+        elsewhere.
 
-        Beside the result it may take, for a moment, memory for the parts as stored, once more joined, and one copy of
-        the weight in the compute dtype (two for kind ``gate_up``): the memory plan sets so much aside, and no more."""
+        ``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype; they may be shared,
+        and stay as they are. ``dtype`` is the torch compute dtype, ``device`` a torch device string. Where ranks share
+        a layer out, ``spec`` and the tensors are this rank's share, which need not be as large as others';
+        ``spec.whole`` is the layer as the checkpoint has it.
+
+        For a moment it may take memory for the parts as stored, and once more joined: the memory plan sets so much
+        aside, and for the core a copy of the weight in the compute dtype (two for kind ``gate_up``)."""
         ...
 
 
 @runtime_checkable
-class SizedQuantizer(Protocol):
-    """What a quantizer also has whose packed weights are not simply the checkpoint's tensors in the compute dtype: the
-    core then knows before loading whether the model fits."""
+class KeepingQuantizer(Protocol):
+    """What a quantizer also has that takes long to make its weights: the core keeps them on disk from one start to the
+    next."""
 
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        """Bytes that :meth:`Quantizer.pack` would add to memory for this layer, from shapes alone. ``dtype`` and
-        ``device`` as there.
-
-        ``tied``: its one weight is the embedding's, on the device in the compute dtype already; a quantizer that
-        keeps it as it is adds nothing.
-        """
-        ...
+    keeping: Keeping
 
 
 @runtime_checkable

@@ -28,9 +28,9 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.parallelism import Launcher
 from engine.contracts.quantizer import (
     CheckingQuantizer,
+    KeepingQuantizer,
     KVScaleReader,
     Quantizer,
-    SizedQuantizer,
     UnpackingQuantizer,
 )
 from engine.contracts.router import Router
@@ -82,7 +82,7 @@ SLOTS: dict[str, Slot] = {
         Slot(
             "quantizer",
             Quantizer,
-            (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
+            (KeepingQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
             config=QuantizerConfig,
             suite="engine.testing.quantizer:suite_for",
         ),

@@ -19,7 +19,7 @@ from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRow
 from engine.contracts.graph import Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Experts, Linear, LinearSpec, Norm, Rope
+from engine.contracts.ops import Attention, Linear, LinearSpec, Norm, Rope
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
@@ -34,9 +34,7 @@ from engine.kernels.model import LoweredModel, entrance
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.patterns import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.fused_experts import fused_names, is_fused
-from engine.models.required_tensors import unread_names
-from engine.models.stored import linear_names
+from engine.models.manifest import Manifest, ManifestTensor, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -197,7 +195,7 @@ class Weights:
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         self._require({name})
-        return self._loader().tensor(name, shape)
+        return self._loader().read(ManifestTensor(name, shape))
 
     def embedding(self, name: str, vocab_size: int, size: int) -> Callable[[Tensor], Tensor]:
         weight = f"{name}.weight"
@@ -278,13 +276,8 @@ class Weights:
     def _require_all(self, nodes: Iterable[Node]) -> None:
         """Every tensor that some nodes need."""
         for node in nodes:
-            op = node.op
-            self._require({name for name, _ in op.reads(node)})
-            if isinstance(op, Experts) and is_fused(op, self.names, self._quantizer):
-                self._require(fused_names(op, self._quantizer)[0])
-            elif not (isinstance(op, Linear) and op.tied):
-                for spec in (*op.linears, *op.projections):
-                    self._require(linear_names(spec, self._quantizer)[0])
+            for weight in Manifest(self._quantizer, self.names).of(node):
+                self._require({tensor.name for tensor in weight.tensors if tensor.required})
 
     def _loader(self, graph: Graph | None = None, first: int = 0) -> Loader:
         loading = self._loading

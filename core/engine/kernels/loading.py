@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
-from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, check_finite
-from engine.checkpoint.tensors import Cut as StoredCut
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, check_finite
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Block, Graph, Node
@@ -30,28 +29,21 @@ from engine.contracts.ops import (
     Norm,
     Router,
 )
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
+from engine.contracts.quantizer import Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
-from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.context import Call
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
+from engine.kernels.linear import PackedLinear
 from engine.kernels.model import LoweredBlock, LoweredModel, Step
-from engine.kernels.packing import pack_quantized, target_for
+from engine.kernels.packer import Packer
+from engine.kernels.packing import Target
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.patterns import lower_rotations
+from engine.models.checkpoint_checks import check_shape, checked_checkpoint, checkpoint_notes, unread_bytes
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused, is_pair
-from engine.models.required_tensors import (
-    check_shape,
-    checked_checkpoint,
-    checkpoint_notes,
-    kv_scale_names,
-    projection,
-    unread_bytes,
-)
-from engine.models.sharding import cuts_of, has_bias
-from engine.models.stored import is_stored, plain_shape, stored_of
+from engine.models.fused_experts import is_pair
+from engine.models.manifest import Manifest, ManifestEntry, ManifestTensor, as_they_are, projection
 from engine.plugin_guard.calls import PluginError, contract_error, name_of, quote
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
@@ -122,10 +114,11 @@ class Loader:
         self._used = set() if used is None else used
         self._checkpoint = checkpoint
         self._quantizer = quantizer
+        self._names = checkpoint.names
+        self._manifest = Manifest(quantizer, self._names)
         self.lowering = lowering
         self._on_progress = on_progress
-        self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
-        self._target = target_for(lowering)
+        self._packer = Packer(quantizer, Target.of(lowering))
         self._packed: dict[LinearSpec, PackedLinear] = {}
         self.labels = Labels()
         self._held: dict[int, int] = {}
@@ -219,9 +212,9 @@ class Loader:
 
     # Weights: what kernels ask for ------------------------------------------------------------------------------------
 
-    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+    def linear(self, spec: LinearSpec, *, tied: bool = False) -> PackedLinear:
         if spec not in self._packed:
-            self._packed[spec] = self._pack(spec, tied, act)
+            self._packed[spec] = self._pack(spec, tied)
         return self._packed[spec]
 
     def norm(self, op: Norm) -> Tensor:
@@ -235,7 +228,7 @@ class Loader:
 
     def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
         return [
-            (self._pack_parts(up, of_up, op.gated.act), self._pack_parts(down, of_down, "silu"))
+            (self.pack_parts(up, of_up), self.pack_parts(down, of_down))
             for (up, of_up), (down, of_down) in self._expert_parts(op)
         ]
 
@@ -251,47 +244,39 @@ class Loader:
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
         spec = _together([spec for spec, _ in experts])
-        return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
+        return self.pack_parts(spec, [tensors for _, stored in experts for tensors in stored])
 
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
         """Of each expert, gate and up, and down: layers and their tensors, which last as long as they are held."""
-        if op.fused is None or not is_fused(op, self._checkpoint.names, self._quantizer):
+        if not self._manifest.are_together(op):
             return ((self._stored(up), self._stored(down)) for up, down in op.each)
-        layers, single = fused_layers(op), zip(*op.each, strict=True)
+        layers, single = self._manifest.experts(op), zip(*op.each, strict=True)
         up, down = (self._of_each(op, layer, specs) for layer, specs in zip(layers, single, strict=True))
         return zip(up, down, strict=True)
 
-    def _of_each(self, op: Experts, layer: LinearSpec, single: Sequence[LinearSpec]) -> list[_Stored]:
+    def _of_each(self, op: Experts, layer: ManifestEntry, single: Sequence[LinearSpec]) -> list[_Stored]:
         """One layer of each expert, out of the tensors that hold those of all; unquantized ones part by part, as if
         they were stored so."""
-        assert op.fused is not None
+        assert op.fused is not None and layer.spec is not None
+        in_turns = op.fused.interleaved and is_pair(layer.spec)
         found: list[dict[str, Tensor]] = [{} for _ in range(op.num_experts)]
-        for name, stored in fused_stored(layer, self._quantizer):
-            if name not in self._checkpoint.names:
-                continue
-            shape = plain_shape(layer.whole.parts[0], layer.whole, stored)
-            turned = op.fused.transposed and stored.suffix == "weight"
-            count = op.num_experts if op.held is None else op.held.whole
-            if stored.suffix == "bias" and not has_bias(layer):
-                self._claim(name, shape and (count, *shape))
-                continue
-            cuts = fused_cuts(op, layer, stored)
-            here = self.tensor(name, shape and (count, *(reversed(shape) if turned else shape)), cuts)
-            for mine, of_expert in zip(found, here, strict=True):
+        for tensor in self._here(layer.tensors):
+            assert tensor.stored is not None
+            turned = op.fused.transposed and tensor.suffix == "weight"
+            for mine, of_expert in zip(found, self._checkpoint.read(tensor.name, tensor.cuts), strict=True):
                 one = of_expert.T if turned else of_expert
-                in_turns = op.fused.interleaved and is_pair(layer)
-                mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
+                mine[tensor.suffix] = (_halves(one, tensor.stored) if in_turns else one).contiguous()
         if not all(set(mine) <= {"weight", "bias"} for mine in found):
-            return [(layer, [mine]) for mine in found]
+            return [(layer.spec, [mine]) for mine in found]
         return [(spec, _by_part(spec, mine)) for spec, mine in zip(single, found, strict=True)]
 
     def _stored(self, spec: LinearSpec) -> _Stored:
-        return spec, [self._part(spec, number) for number in range(len(spec.parts))]
+        return spec, self._parts(spec)
 
     def head_weights(self, op: HeadLinear) -> Tensor:
         if op.name not in self._small:
             spec = op.projection
-            stored = self._part(spec, 0)
+            (stored,) = self._parts(spec)
             weight = stored["weight"] if set(stored) == {"weight"} else self._unpacked(spec, stored)
             self._small[op.name] = weight.to(device=self.lowering.device, dtype=self.lowering.dtype)
             self.hold(self._small[op.name])
@@ -315,31 +300,29 @@ class Loader:
 
     def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._small:
-            self._small[name] = self.tensor(name, shape).float().to(self.lowering.device)
+            self._small[name] = self.read(ManifestTensor(name, shape)).float().to(self.lowering.device)
             self.hold(self._small[name])
         return self._small[name]
 
     def embedding(self, op: Embed) -> Tensor:
-        name = f"{op.name}.weight"
-        stored = self.tensor(name, (op.vocab_size, op.size), _rows(op.rows))
-        table = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
-        self.hold(table)
+        (tensor,) = as_they_are(Node(op, (), ())).tensors
+        held = self.read(tensor).to(device=self.lowering.device, dtype=self.lowering.dtype)
+        self.hold(held)
         if self.table is None:
-            self.table = (name, table)
-        return table
+            self.table = (tensor.name, held)
+        return held
 
     def _norm_tensors(self, op: Norm) -> dict[str, Tensor]:
-        found = {}
-        for name, shape in op.tensors:
-            if name not in self._norms:
-                self._norms[name] = self.tensor(name, shape, _rows(op.heads)).float().to(self.lowering.device)
-                self.hold(self._norms[name])
-            found[name] = self._norms[name]
-        return found
+        tensors = list(as_they_are(Node(op, (), ())).tensors)
+        for tensor in tensors:
+            if tensor.name not in self._norms:
+                self._norms[tensor.name] = self.read(tensor).float().to(self.lowering.device)
+                self.hold(self._norms[tensor.name])
+        return {tensor.name: self._norms[tensor.name] for tensor in tensors}
 
     # ------------------------------------------------------------------------------------------------------------------
-    def _pack(self, spec: LinearSpec, tied: bool, act: str) -> PackedLinear:
-        """``tied``: the weight is the embedding's; ``act``: of a ``gate_up``."""
+    def _pack(self, spec: LinearSpec, tied: bool) -> PackedLinear:
+        """``tied``: the weight is the embedding's."""
         parts: list[Mapping[str, Tensor]]
         if tied:
             assert self.table is not None, "a tied head behind an embedding"
@@ -349,16 +332,13 @@ class Loader:
             origin = origin_of_tensor(name, self._checkpoint.entry(name), cut_of)
             parts = [StoredPart({"weight": lambda: mine}, origin)]
         else:
-            parts = [self._part(spec, number) for number in range(len(spec.parts))]
-        return self._pack_parts(spec, parts, act)
+            parts = [*self._parts(spec)]
+        return self.pack_parts(spec, parts)
 
-    def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
+    def pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> PackedLinear:
         """``parts``: this rank's tensors."""
         try:
-            made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
-            if isinstance(made, QuantizedWeight):
-                made = pack_quantized(spec, made, self._target)
-            packed = self._check(spec, parts, made, act)
+            packed = self._packer(spec, parts)
         except PluginError:
             # Numbers that are none make every product wrong: the quantizer is not to blame for them.
             check_finite(self._checkpoint, {*self._claimed, *(self.table[:1] if self.table else ())})
@@ -375,7 +355,7 @@ class Loader:
         """
         if self.lowering.kv_format.scale != "per_layer_head" or qkv is None:
             return None
-        names = kv_scale_names(self._quantizer, qkv)
+        names = self._manifest.kv_scale_names(qkv)
         key, value = (self._kv_scale(among, op) for among in (names.key, names.value))
         if key is None or value is None:
             if key is not value:
@@ -388,10 +368,10 @@ class Loader:
         return key, value
 
     def _kv_scale(self, names: Sequence[str], op: KVWrite) -> Tensor | None:
-        name = next((name for name in names if name in self._checkpoint.names), None)
+        name = next((name for name in names if name in self._names), None)
         if name is None:
             return None
-        stored = self.tensor(name, None)
+        stored = self.read(ManifestTensor(name, None))
         scale = stored.flatten().float()
         heads = op.heads or Cut(0, op.num_kv_heads, op.num_kv_heads)
         if scale.numel() not in (1, heads.whole):
@@ -404,52 +384,44 @@ class Loader:
         self.hold(mine)
         return mine
 
-    def _part(self, spec: LinearSpec, number: int) -> StoredPart:
-        """This rank's share of one part's tensors, by suffix."""
-        readers: dict[str, Callable[[], Tensor]] = {}
-        origins = []
-        part = spec.whole.parts[number]
-        for stored in stored_of(self._quantizer, spec.whole):
-            name = f"{part.name}.{stored.suffix}"
-            if not is_stored(stored, part):
-                continue
-            if name not in self._checkpoint.names:
-                continue
-            entry = self._claim(name, plain_shape(part, spec.whole, stored))
-            if stored.suffix == "bias" and not has_bias(spec):
-                continue
-            readers[stored.suffix] = partial(self._checkpoint.read, name, cuts_of(stored, spec, number))
-            origins.append(origin_of_tensor(name, entry, _shown(spec, number)))
+    def _parts(self, spec: LinearSpec) -> list[StoredPart]:
+        """By part, this rank's share of its tensors, by suffix."""
+        return [self._part(tensors, _shown(spec, i)) for i, tensors in enumerate(self._manifest.linear(spec).parts)]
+
+    def _part(self, tensors: Sequence[ManifestTensor], share: str) -> StoredPart:
+        here = list(self._here(tensors))
+        readers = {tensor.suffix: partial(self._checkpoint.read, tensor.name, tensor.cuts) for tensor in here}
+        origins = [origin_of_tensor(tensor.name, self._checkpoint.entry(tensor.name), share) for tensor in here]
         return StoredPart(readers, joined_origins(origins))
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None, cuts: Sequence[StoredCut] = ()) -> Tensor:
-        """``shape``: of the whole tensor; ``cuts``: as for :meth:`Checkpoint.read`."""
-        self._claim(name, shape)
-        return self._checkpoint.read(name, cuts)
+    def _here(self, tensors: Iterable[ManifestTensor]) -> Iterator[ManifestTensor]:
+        """Those that the checkpoint has and this rank reads."""
+        for tensor in tensors:
+            if tensor.name in self._names:
+                self._claim(tensor)
+                if tensor.is_read:
+                    yield tensor
 
-    def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
+    def read(self, tensor: ManifestTensor) -> Tensor:
+        """As stored: what this rank has of it."""
+        self._claim(tensor)
+        return self._checkpoint.read(tensor.name, tensor.cuts)
+
+    def _claim(self, tensor: ManifestTensor) -> None:
         """Count a tensor as used and check its shape."""
-        entry = self._checkpoint.entry(name)
-        if shape is not None:
-            check_shape(entry, name, shape)
+        entry = self._checkpoint.entry(tensor.name)
+        if tensor.shape is not None:
+            check_shape(entry, tensor.name, tensor.shape)
         self._read += entry.num_bytes
-        self._used.add(name)
-        self._claimed.append(name)
-        return entry
+        self._used.add(tensor.name)
+        self._claimed.append(tensor.name)
 
     def hold(self, tensor: Tensor) -> None:
-        # An opaque oneDNN tensor has no storage to tell apart; it is never shared.
-        key = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
-        self._held[key] = tensor.numel() * tensor.element_size()
+        self._held[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
 
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
-
-
-def _rows(cut: Cut | None) -> tuple[StoredCut, ...]:
-    """Of a tensor whose first axis ranks share out; ``None``: they do not."""
-    return () if cut is None else ((0, ((cut.start, cut.stop),)),)
 
 
 def _together(experts: Sequence[LinearSpec]) -> LinearSpec:

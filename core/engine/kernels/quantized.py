@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -27,16 +27,6 @@ def to_e2m1(codes: Tensor) -> Tensor:
     for above in (6, 8, 12):
         bits += magnitude >= above
     return bits.add_((codes < 0).to(torch.int8), alpha=8).view(torch.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How weights are stored: ``floating`` (e4m3, in 4 bits e2m1) or integer codes of ``bits``, a scale for
-    ``group_size`` inputs (all of them, where there are fewer)."""
-
-    bits: int
-    group_size: int
-    floating: bool = False
 
 
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -14,8 +14,8 @@ from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import CountExperts, Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.context import Call
+from engine.kernels.linear import PackedLinear
 from engine.models.fuse import Fused, Matcher
 
 Kernels = Literal["reference", "torch", "native", "triton"]
@@ -86,8 +86,8 @@ class Lowering:
 class Weights(Protocol):
     """What kernels ask for while they are built: tensors of this rank, on the device."""
 
-    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
-        """A linear layer, packed by the quantizer; the same for the same ``spec``. ``act``: that of a ``gate_up``."""
+    def linear(self, spec: LinearSpec, *, tied: bool = False) -> PackedLinear:
+        """A linear layer; the same for the same ``spec``."""
         ...
 
     def norm(self, op: Norm) -> Tensor:

@@ -37,7 +37,7 @@ def is_pair(layer: LinearSpec) -> bool:
     return bool(layer.parts[0].slices)
 
 
-def fused_stored(layer: LinearSpec, quantizer: Quantizer) -> Iterator[tuple[str, StoredTensor]]:
+def fused_stored(layer: LinearSpec, quantizer: Quantizer | None) -> Iterator[tuple[str, StoredTensor]]:
     """Names of tensors, and what the quantizer asks for of one expert. ``layer``: one of :func:`fused_layers`."""
     for stored in stored_of(quantizer, layer.whole):
         if is_stored(stored, layer.parts[0]):
@@ -69,32 +69,8 @@ def is_fused(op: Experts, names: Container[str], quantizer: Quantizer | None = N
     are stored as they are."""
     if op.fused is None:
         return False
-    if quantizer is None:
-        return op.fused.gate_up in names
     stored = fused_stored(fused_layers(op)[0], quantizer)
     return any(name in names for name, one in stored if one.suffix != "bias" and not one.optional)
-
-
-def fused_tensors(op: Experts) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of tensors that hold all experts as they are."""
-    assert op.fused is not None
-    for spec in fused_layers(op):
-        (part,) = spec.parts
-        last = (spec.in_features, spec.out_features) if op.fused.transposed else (spec.out_features, spec.in_features)
-        yield part.name, (op.num_experts, *last)
-        if part.bias:
-            yield fused_name(part.name, "bias"), (op.num_experts, spec.out_features)
-
-
-def fused_names(op: Experts, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    """The tensors that hold all experts and must be there, and those that may be."""
-    required: set[str] = set()
-    optional: set[str] = set()
-    for layer in fused_layers(op):
-        for name, stored in fused_stored(layer, quantizer):
-            is_required = layer.parts[0].bias if stored.suffix == "bias" else not stored.optional
-            (required if is_required else optional).add(name)
-    return required, optional
 
 
 def misread(op: Experts, names: Iterable[str], quantizer: Quantizer) -> list[str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from engine.contracts.graph import Graph
 from engine.contracts.ops.work import Exchange, OpStep, OpWork, Step, Widths
+from engine.models.manifest import head_projections
 from engine.models.placement import RankGraph
-from engine.models.required_tensors import head_projections
 
 
 @dataclass(frozen=True, slots=True)

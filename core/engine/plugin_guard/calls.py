@@ -84,7 +84,7 @@ def _known(plugin: object) -> str | None:
 
 
 def contract_error(plugin: object, call: str, problem: str) -> PluginError:
-    """``contract_error(quantizer, "pack", "returned a list, expected a PackedLinear")``"""
+    """``contract_error(quantizer, "pack", "returned a list, expected a PlainWeight")``"""
     return PluginError(f"{name_of(plugin)}: {call}() {problem}")
 
 

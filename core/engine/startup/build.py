@@ -18,7 +18,7 @@ from engine.loop.core import CoreSettings, Device, EngineCore
 from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
-from engine.models.required_tensors import unread_names
+from engine.models.manifest import unread_names
 from engine.ranks.messages import RankInfo
 from engine.ranks.steps import RankedDevice, RankSteps
 from engine.startup.calibration import calibration

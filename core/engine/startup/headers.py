@@ -6,7 +6,7 @@ from engine.assembly.bind import build_context, build_slots, describe_model
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
-from engine.models.required_tensors import checked_checkpoint, checkpoint_notes
+from engine.models.checkpoint_checks import checked_checkpoint, checkpoint_notes
 from engine.models.rotations import rotation_notes
 
 

@@ -39,20 +39,13 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import AllGather, AllReduce, Experts, Norm, ScaleBy, Slice, TorchFunction
+from engine.contracts.ops import AllGather, AllReduce, Norm, ScaleBy, Slice, TorchFunction
 from engine.kernels.settings import Kernels
-from engine.models.fused_experts import fused_tensors, is_fused
+from engine.models.checkpoint_checks import IGNORED_SUFFIXES
 from engine.models.layout import Layout
+from engine.models.manifest import Manifest, unread_names
 from engine.models.placement import place
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import (
-    IGNORED_SUFFIXES,
-    expected_names,
-    head_projections,
-    linears,
-    small_tensors,
-    unread_names,
-)
 from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
 from engine.testing.subject import Subject, Suite, contract_suite, filled
@@ -172,7 +165,7 @@ class ArchitectureConformance:
             stored = open_checkpoint(model.path)
             ours = dict(tensors_of(graph, stored.names))
             assert ours.keys() - stored.names == set(), "the reference has no such tensors"
-            _, optional = expected_names(graph, PlainQuantizer(), stored.names)
+            _, optional = Manifest(names=stored.names).expected_names(graph)
             others = stored.names - ours.keys() - optional - unread_names(graph, stored.names)
             left = {name for name in others if not name.endswith(IGNORED_SUFFIXES)}
             assert left == set(), "no op reads these tensors of the reference"
@@ -300,15 +293,9 @@ class _NoTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def tensors_of(graph: Graph, names: Container[str] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor that a graph reads of an unquantized checkpoint that has ``names``."""
-    yield from small_tensors(graph)
-    for node in graph.nodes:
-        if isinstance(node.op, Experts) and is_fused(node.op, names):
-            yield from fused_tensors(node.op)
-    for spec in (*linears(graph, names), *head_projections(graph)):
-        for part in spec.parts:
-            yield f"{part.name}.weight", (part.out_features, spec.in_features)
-            if part.bias:
-                yield f"{part.name}.bias", (part.out_features,)
+    for tensor in Manifest(names=names).tensors(graph):
+        assert tensor.shape is not None
+        yield tensor.name, tensor.shape
 
 
 def _tokens(model: ModelFacts) -> list[int]:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import UNQUANTIZED, PlainWeight, StoredTensor, Weight, WeightFormat
 from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 
 GROUP = 32
@@ -25,17 +24,15 @@ class PlainQuantizer:
     lossless = True
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+        return UNQUANTIZED
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        weight = torch.cat([part["weight"] for part in parts]).to(device, dtype)
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return None
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Weight:
+        weight = torch.cat([part["weight"] for part in parts]) if len(parts) > 1 else parts[0]["weight"]
         biases = [part["bias"] if "bias" in part else torch.zeros(len(part["weight"])) for part in parts]
-        bias = torch.cat([one.float() for one in biases]).to(device, dtype)
-
-        def linear(x: Tensor) -> Tensor:
-            return F.linear(x, weight, bias)
-
-        return PackedLinear({"weight": weight, "bias": bias}, linear, linear, spec.out_features, label="plain")
+        return PlainWeight(weight, torch.cat([one.float() for one in biases]))
 
 
 class RoundedQuantizer(PlainQuantizer):
@@ -47,7 +44,7 @@ class RoundedQuantizer(PlainQuantizer):
         """``rounded``: what becomes of a weight ``[out, in]``."""
         self._rounded = rounded
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Weight:
         rounded = [{**part, "weight": self._rounded(part["weight"].float())} for part in parts]
         return super().pack(spec, rounded, dtype, device)
 

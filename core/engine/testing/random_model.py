@@ -4,7 +4,7 @@ depend on sizes and not on what weights are."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,18 +20,19 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import Experts, Linear
+from engine.contracts.ops import Experts
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.backends import rotations
 from engine.kernels.context import ForwardBatch, StepContext, prepared_of
+from engine.kernels.linear import PackedLinear
 from engine.kernels.loading import Loader
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
+from engine.models.manifest import Manifest
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import head_projections, small_tensors
 from engine.testing.context import build_context
 
 BLOCK = 16
@@ -43,7 +44,8 @@ class RandomCheckpoint(Checkpoint):
     whenever that is."""
 
     def __init__(self, graph: Graph, dtype: torch.dtype, device: str) -> None:
-        shapes = dict(_shapes(graph))
+        tensors = Manifest().tensors(graph)
+        shapes = {tensor.name: tensor.shape for tensor in tensors if tensor.shape is not None}
         here = Path(__file__)  # where tensors come from is asked for, and must exist
         super().__init__(
             {name: TensorEntry(here, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
@@ -60,21 +62,6 @@ class RandomCheckpoint(Checkpoint):
         generator = self._generator.manual_seed(zlib.crc32(name.encode()))
         drawn = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device)
         return drawn.mul_(0.1 if len(shape) == 1 else shape[-1] ** -0.5)
-
-
-def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from small_tensors(graph)
-    yield from (
-        (f"{spec.parts[0].name}.weight", (spec.out_features, spec.in_features)) for spec in head_projections(graph)
-    )
-    for node in graph.nodes:
-        if isinstance(node.op, Linear) and node.op.tied:
-            continue
-        for spec in node.op.linears:
-            for part in spec.parts:
-                yield f"{part.name}.weight", (part.out_features, spec.in_features)
-                if part.bias:
-                    yield f"{part.name}.bias", (part.out_features,)
 
 
 class CountingLoader(Loader):

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.rates import fastest_rates, threads
+from engine.kernels.linear import PackedLinear
 from engine.machine import cpu_times, process_s
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 

@@ -12,7 +12,7 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, TensorEntry, open_checkpoint
-from engine.models.required_tensors import linears
+from engine.models.manifest import Manifest
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.weights import weight_sizes
@@ -92,9 +92,7 @@ def checkpoint_of(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
     graph, dtype = bound.graph, getattr(torch, plan.model.dtype)
-    shapes = {f"{graph.embedding.name}.weight": (graph.embedding.vocab_size, graph.embedding.size)}
-    for spec in linears(graph):
-        shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}
+    shapes = {tensor.name: tensor.shape for tensor in Manifest().tensors(graph) if tensor.shape is not None}
     return Checkpoint(
         {name: TensorEntry(folder, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
     )

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
+from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.kernels import packing
-from engine.kernels.quantized import Format
-from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
-from engine_plugins.quantizer.kept_weights import KeptWeights, pack_kept, to_keep
+from engine.contracts.quantizer import (
+    UNQUANTIZED,
+    Keeping,
+    PlainWeight,
+    QuantizedWeight,
+    StoredTensor,
+    WeightFormat,
+)
+from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, OnLoadConfig
 from engine_plugins.quantizer.rounding import rounded
-from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bias, joined_weight
+from engine_plugins.quantizer.unquantized import joined_bias, joined_weight
+
+GIB = 1 << 30
 
 
 class OnLoad(ABC):
-    """See :class:`engine.contracts.quantizer.Quantizer`. Formats differ in how they round.
+    """See :class:`engine.contracts.quantizer.Quantizer` and ``KeepingQuantizer``. Formats differ in how they round.
 
-    Large layers are kept on disk as they are packed: the next start reads them, and nothing of the checkpoint for them.
+    Large layers are kept on disk as kernels read them: the next start reads them, and nothing of the checkpoint for
+    them.
     """
 
     lossless = False
@@ -31,47 +43,30 @@ class OnLoad(ABC):
     def __init__(self, config: Int8Config | Int4Config | FP8Config, context: BuildContext) -> None:
         self._activations = config.activations
         self._head = config.head
-        self._context = context
-        self._plain = Unquantized(UnquantizedConfig(), context)
-        self._kept = KeptWeights(config, context)
+        self.keeping = keeping(config, context.model)
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        group_size = self._form_of(spec).group_size
-        if self._is_plain(spec) or group_size >= spec.in_features:
-            return STORED
-        weight, bias = STORED
-        return replace(weight, together={"in": group_size}), bias
+        form = self.format(spec)
+        if form is None or form.group_size >= spec.in_features:
+            return UNQUANTIZED
+        weight, bias = UNQUANTIZED
+        return replace(weight, together={"in": form.group_size}), bias
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        if self._is_plain(spec):
-            return self._plain.pack(spec, parts, dtype, device)
-        form, input_quant = self._form_of(spec), self._input_quant_of(spec)
-        target = packing.target_of(self._context, device)
-        place = self._kept.place(spec, form, parts)
-        kept = None if place is None else self._kept.read(place)
-        if kept is not None:
-            packed = pack_kept(spec, kept, input_quant, target)
-            return replace(packed, label=f"{packed.label}, read as kept on disk")
-        weight = rounded(joined_weight(parts).cpu(), joined_bias(parts), form)
-        packed = packing.pack_quantized(spec, replace(weight, input_quant=input_quant), target)
-        if place is None or not self._kept.write(place, to_keep(spec, weight, packed, target)):
-            return packed
-        return replace(packed, label=f"{packed.label}, rounded now and kept on disk")
-
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        if self._is_plain(spec):
-            return self._plain.packed_bytes(spec, dtype, device, tied)
-        form, has_bias = self._form_of(spec), any(part.bias for part in spec.parts)
-        group_size = min(form.group_size, spec.in_features)
-        return packing.packed_bytes(spec, form.bits, group_size, False, has_bias, self._context)
-
-    def _is_plain(self, spec: LinearSpec) -> bool:
-        """Whether a layer keeps the compute dtype."""
-        return spec.kind == "head" and self._head == "none"
-
-    def _form_of(self, spec: LinearSpec) -> Format:
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        if spec.kind == "head" and self._head == "none":
+            return None
         in_bytes = spec.kind == "head" and self._head == "int8"
-        return Format(8, spec.in_features) if in_bytes else self._form(spec)
+        form = WeightFormat(8, spec.in_features) if in_bytes else self._form(spec)
+        return replace(form, input_quant=self._input_quant_of(spec))
+
+    def pack(
+        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
+    ) -> PlainWeight | QuantizedWeight:
+        form = self.format(spec)
+        if form is None:
+            return PlainWeight(joined_weight(parts), joined_bias(parts))
+        weight = rounded(joined_weight(parts).cpu(), joined_bias(parts), form)
+        return replace(weight, input_quant=form.input_quant)
 
     def _input_quant_of(self, spec: LinearSpec) -> Literal["int8", "fp8"] | None:
         # An int8 head takes no fp8 activations; and errors of the head show in every token.
@@ -80,22 +75,22 @@ class OnLoad(ABC):
         return "int8" if self._activations == "int8" else None
 
     @abstractmethod
-    def _form(self, spec: LinearSpec) -> Format:
+    def _form(self, spec: LinearSpec) -> WeightFormat:
         """What a layer is rounded to that is no head with a form of its own."""
 
 
 class Int8(OnLoad):
     """One scale per output channel."""
 
-    def _form(self, spec: LinearSpec) -> Format:
-        return Format(8, spec.in_features)
+    def _form(self, spec: LinearSpec) -> WeightFormat:
+        return WeightFormat(8, spec.in_features)
 
 
 class FP8(OnLoad):
     """e4m3, one scale per output channel."""
 
-    def _form(self, spec: LinearSpec) -> Format:
-        return Format(8, spec.in_features, floating=True)
+    def _form(self, spec: LinearSpec) -> WeightFormat:
+        return WeightFormat(8, spec.in_features, floating=True)
 
 
 class Int4(OnLoad):
@@ -105,5 +100,20 @@ class Int4(OnLoad):
         super().__init__(config, context)
         self._group_size = config.group_size
 
-    def _form(self, spec: LinearSpec) -> Format:
-        return Format(4, self._group_size)
+    def _form(self, spec: LinearSpec) -> WeightFormat:
+        return WeightFormat(4, self._group_size)
+
+
+def keeping(config: OnLoadConfig, model: ModelFacts) -> Keeping:
+    """Where a model's rounded weights are kept."""
+    kind = type(config).__name__.removesuffix("Config").lower()
+    readable = re.sub(r"[^\w.-]", "_", model.name)[-60:].lstrip(".")
+    maker = f"{model.path} {kind} {_code()}"
+    return Keeping(config.cache, int(config.cache_gib * GIB), f"{readable}-{kind}", maker)
+
+
+@cache
+def _code() -> str:
+    """Of the code that rounds: a number that is to be raised with every change would be forgotten."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

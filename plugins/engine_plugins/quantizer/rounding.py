@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.contracts.quantizer import QuantizedWeight
-from engine.kernels.quantized import Format
+from engine.contracts.quantizer import QuantizedWeight, WeightFormat
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CLIPS = tuple(1.0 - 0.04 * i for i in range(10))
@@ -19,7 +18,7 @@ PIECE = 1 << 20
 cache: with four times as many, rounding to int4 took three times as long."""
 
 
-def rounded(weight: Tensor, bias: Tensor | None, form: Format) -> QuantizedWeight:
+def rounded(weight: Tensor, bias: Tensor | None, form: WeightFormat) -> QuantizedWeight:
     """``[out, in]``, any floating dtype -> ``form``. 8 bits have one scale per output channel."""
     if form.bits == 4:
         return to_int4(weight, bias, min(form.group_size, weight.shape[1]))

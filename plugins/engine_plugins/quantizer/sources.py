@@ -17,7 +17,8 @@ def of_plain(config: UnquantizedConfig, context: BuildContext) -> tuple[Source, 
 def of_rounded(config: Int8Config | Int4Config | FP8Config, context: BuildContext) -> tuple[Source, ...]:
     assert config.weight_bits is not None
     form = format_of(config.weight_bits, isinstance(config, FP8Config))
-    return linear_sources(context, (form, *("bytes" for head in (config.head,) if head == "int8" and form != "bytes")))
+    of_head = ("bytes",) if config.head == "int8" and form != "bytes" else ()
+    return linear_sources(context, (form, *of_head), plain=config.head == "none")
 
 
 def of_checkpoint(config: CheckpointConfig, context: BuildContext) -> tuple[Source, ...]:

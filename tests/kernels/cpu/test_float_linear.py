@@ -13,17 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
-from engine.kernels.cpu.linear.panel_linear import interleaved, separated
+from engine.kernels.cpu.linear.panel_linear import in_turns, interleaved, separated
 from engine.kernels.cpu.linear.sources import float_source, integer_source
+from engine.kernels.linear import PackedLinear
 from engine.native import Source, find_compiler, library_cache
-from engine.testing.context import build_context
-from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.unquantized import Unquantized
 from tests.needs import needs_bfloat16_instructions, needs_compiler
 
 SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)]
@@ -75,7 +72,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("out", [16, 32, 40, 1, 95])
 def test_panels_hold_the_weight_and_zeros(out: int, dtype: torch.dtype) -> None:
     weight = random(out, 64).to(dtype)
-    panels = to_panels(weight)
+    panels = to_panels(in_turns(weight, False))
     assert panels.shape[0] % 2 == 0 and panels.is_contiguous()
     assert torch.equal(from_panels(panels, out), weight)
     assert not from_panels(panels, panels.shape[0] * 16)[out:].any()
@@ -213,24 +210,6 @@ def test_what_is_kept_has_the_bytes_that_were_announced(parts: tuple[int, ...], 
     )  # fmt: skip
     packed = pack_float(spec, random(sum(parts), 64).to(dtype), random(sum(parts)))
     assert sum(tensor.nbytes for tensor in packed.tensors.values()) == float_linear.packed_bytes(spec, dtype)
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_unquantized_weights_are_in_panels_where_steps_are_compiled(dtype: str) -> None:
-    def label(execution: str) -> str:
-        quantizer = Unquantized(UnquantizedConfig(), build_context(dtype=dtype, execution=execution))
-        spec = LinearSpec((LinearPart("w", 32),), 64)
-        return quantizer.pack(spec, [{"weight": random(32, 64)}], getattr(torch, dtype), "cpu").label
-
-    assert label("compile").startswith(f"{dtype} panels, {float_linear.best_instructions(getattr(torch, dtype))}")
-    assert "panels" not in label("eager")
-
-
-@pytest.mark.parametrize("execution", ["compile", "graphs"])
-def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
-    on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution=execution)
-    assert not float_linear.wanted(on_gpu)
 
 
 @needs_compiler

@@ -13,21 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
+from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.cpu.linear import integer_linear
 from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
 from engine.kernels.cpu.linear.sources import ELEMENTS, FORMATS, float_source, integer_source
-from engine.kernels.packing import pack_quantized, target_of
+from engine.kernels.linear import PackedLinear
+from engine.kernels.packing import Target, pack_weight
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
-from engine.testing.context import build_context
-from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance
-from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
-from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 from tests.selection import few
 
@@ -275,14 +271,14 @@ def test_bytes_are_known_before_packing(kind: str, bits: int, gated: bool, out: 
 
 
 def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -> None:
-    context = build_context(dtype="bfloat16", execution="compile")
+    target = Target("cpu", torch.bfloat16, in_panels=True)
     for weight in (made("int4", 32, 96, 48), made("int4", 32, 96, 16)):
         assert not can_pack(weight)
-        packed = pack_quantized(spec_of(weight), weight, target_of(context, "cpu"))
+        packed = pack_weight(spec_of(weight), weight, target)
         assert "dequantized" in packed.label
     weight = made("int4", 32, 256, 128)
     assert can_pack(weight)
-    packed = pack_quantized(spec_of(weight), weight, target_of(context, "cpu"))
+    packed = pack_weight(spec_of(weight), weight, target)
     assert packed.label.startswith("int4 panels (groups of 128), ")
 
 
@@ -318,40 +314,3 @@ def test_without_avx2_nothing_is_packed_that_would_compute_nothing() -> None:
     weight = made("int8", 32, 64, 64)
     with pytest.raises(ValueError, match="AVX2"):
         pack_integer(spec_of(weight), weight, "bf16", integer_linear.INSTRUCTIONS[0])
-
-
-def test_weights_for_other_devices_and_executions_are_not_in_panels() -> None:
-    on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution="compile")
-    assert not integer_linear.wanted(on_gpu)
-    assert not integer_linear.wanted(build_context(dtype="bfloat16", execution="eager"))
-
-
-class TestInt8InPanels(AddConformance, GateConformance, NativeConformance):
-    weight_error = 0.5 / 127 + 1e-6
-    activations = "bf16"
-
-    def make(self) -> Quantizer:
-        return Int8(Int8Config(activations=self.activations), build_context(execution="compile"))
-
-
-class TestInt8ActivationsInPanels(TestInt8InPanels):
-    activations = "int8"
-
-
-class TestInt4InPanels(AddConformance, GateConformance, NativeConformance):
-    weight_error = 0.5 / 7 + 0.36 + 1e-6  # half a step, and what the clip search may cut
-    group_size = 32
-
-    def make(self) -> Quantizer:
-        return Int4(Int4Config(group_size=self.group_size), build_context(execution="compile"))
-
-
-class TestInt4InPanelsByChannel(TestInt4InPanels):
-    group_size = 256
-
-
-class TestFP8InPanels(AddConformance, GateConformance, NativeConformance):
-    weight_error = 2.0**-4 + 1e-6
-
-    def make(self) -> Quantizer:
-        return FP8(FP8Config(), build_context(execution="compile"))

@@ -11,10 +11,12 @@ from torch import Tensor
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Graph
 from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import PlainWeight
 from engine.kernels.backends import fused_block, rotations
 from engine.kernels.context import StepContext
+from engine.kernels.linear import PackedLinear
 from engine.kernels.model import LoweredBlock, Step
+from engine.kernels.packing import Target, pack_weight
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.storage import stored_tensors
 from engine.kernels.torch.patterns import lower_rotations
@@ -22,7 +24,6 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
-from engine_plugins.quantizer.unquantized import pack_plain
 from tests.kernels.triton.test_heads import Int8Format
 from tests.launches import count_launches
 
@@ -55,10 +56,9 @@ class RandomWeights:
         self._generator = torch.Generator().manual_seed(seed)
         self._device = device
 
-    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+    def linear(self, spec: LinearSpec, *, tied: bool = False) -> PackedLinear:
         weight = torch.randn(spec.out_features, HIDDEN, generator=self._generator) * 0.3
-        parts = [{"weight": part} for part in weight.split([part.out_features for part in spec.parts])]
-        return pack_plain(spec, parts, torch.float32, self._device)
+        return pack_weight(spec, PlainWeight(weight), Target(self._device, torch.float32))
 
     def norm(self, op: Norm) -> Tensor:
         return (1.0 + torch.rand(HIDDEN, generator=torch.Generator().manual_seed(0))).to(self._device)

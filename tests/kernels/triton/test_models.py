@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import CustomWeight, WeightFormat
 from engine.kernels.context import StepContext
 from engine.kernels.model import LoweredBlock, LoweredModel
 from engine.kernels.settings import Kernels
@@ -137,21 +138,24 @@ def test_the_plan_says_which_rows_take_which_kernels(checkpoints: dict[str, Path
     assert "two Triton kernels" in line(model, "norm, linear, norm, norm, rope, kv_write")
 
 
-class Changed(Unquantized):
-    """Unquantized, with other words about its kernels."""
+class Unfusable(Unquantized):
+    """Weights in a format that no fused kernel reads."""
 
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(UnquantizedConfig(), build_context())
-        self._changes = changes
+    def format(self, spec: LinearSpec) -> Any:
+        return WeightFormat(32, spec.in_features, scale_bytes=0, custom=True)
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        return replace(super().pack(spec, parts, dtype, device), **self._changes)
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Any:
+        plain = super().pack(spec, parts, dtype, device)
+        bias = None if plain.bias is None else plain.bias.float()
+        return CustomWeight(
+            {"weight": plain.weight.float()}, spec.out_features, spec.in_features, itemgetter("weight"), bias=bias
+        )
 
 
 def test_a_layer_without_tile_loader_takes_the_unfused_chain_and_the_plan_says_so(
     checkpoints: dict[str, Path],
 ) -> None:
-    quantizer = Changed(tile_loader=None)
+    quantizer = Unfusable(UnquantizedConfig(), build_context())
     facts, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
     for name in ("norm, linear, rope, kv_write", "linear, add", "norm, linear, gated", "norm, linear"):
         assert line(model, name).startswith(f"{name}: unfused (weights: no tile loader): ")
@@ -159,16 +163,6 @@ def test_a_layer_without_tile_loader_takes_the_unfused_chain_and_the_plan_says_s
     _, plain = load(checkpoints["llama"], kernels="reference")
     want = PagedLoop(facts, plain).logits(TOKENS[:5])
     assert float((PagedLoop(facts, model).logits(TOKENS[:5]) - want).abs().max()) <= 3e-5
-
-
-def test_rows_a_format_is_not_good_for_take_the_unfused_chain(checkpoints: dict[str, Path]) -> None:
-    quantizer = Changed(good_m=(2, 4))
-    _, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
-    assert line(model, "linear, add").startswith("linear, add: 2 to 4 rows: ")
-    fused = {
-        rows: "linear_gate" in layer_launches(checkpoints["llama"], rows, quantizer).names for rows in (1, 2, 4, 5)
-    }
-    assert fused == {1: False, 2: True, 4: True, 5: False}
 
 
 def quantizers() -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -12,18 +14,21 @@ from torch import Tensor
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
+from engine.contracts.quantizer import CustomWeight, QuantizedWeight, Quantizer, TileLoader, WeightFormat
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import quantized_rows as rounded_by_torch
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
 from engine.kernels.triton.quantized.layout import gpu_bytes, packed_int4, unpacked_int4
 from engine.kernels.triton.quantized.linear import pack_gpu, rounding_of
+from engine.kernels.triton.weights import load_plain
 from engine.testing import quantizer as suite
 from engine.testing.context import build_context
 from engine.testing.quantizer import TileLoaderConformance
-from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
+from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
+from engine_plugins.quantizer.unquantized import Unquantized
 from tests.kernels.triton.quantized_weights import WEIGHTS, int8_groups
 from tests.launches import count_launches
 from tests.selection import few
@@ -79,6 +84,33 @@ class TestFP8(TileLoaderConformance):
 
     def make(self) -> Quantizer:
         return FP8(FP8Config(), build_context(device=DeviceFacts(DEVICE)))
+
+
+class OwnFormat(Unquantized):
+    """Float32, read by a function of the quantizer's own."""
+
+    def format(self, spec: LinearSpec) -> Any:
+        return WeightFormat(32, spec.in_features, scale_bytes=0, custom=True)
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Any:
+        plain = super().pack(spec, parts, dtype, device)
+        return CustomWeight(
+            {"weight": plain.weight.float().contiguous()},
+            spec.out_features,
+            spec.in_features,
+            dense=itemgetter("weight"),
+            tile_loader=lambda tensors: TileLoader(load_plain, tensors["weight"]),
+            bias=None if plain.bias is None else plain.bias.float(),
+        )
+
+
+class TestOwnFormat(TileLoaderConformance):
+    device = DEVICE
+    rows = SUITE_ROWS
+    dtypes = SUITE_DTYPES
+
+    def make(self) -> Quantizer:
+        return OwnFormat(UnquantizedConfig(), build_context(device=DeviceFacts(DEVICE)))
 
 
 @few(4)

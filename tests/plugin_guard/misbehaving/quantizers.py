@@ -2,95 +2,74 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from engine.native import Function
-from engine_plugins.quantizer.unquantized import Unquantized, pack_plain
+from engine.contracts.quantizer import CustomWeight, WeightFormat
+from engine_plugins.quantizer.unquantized import Unquantized
 
 
 class Plain(Unquantized):
-    """Correct: one torch product, no native calls. Derived classes change what it packs."""
+    """Correct. Derived classes change what it packs."""
 
     def pack(self, spec: Any, parts: Any, dtype: Any, device: str) -> Any:
-        return self.changed(pack_plain(spec, parts, dtype, device), spec)
+        return self.changed(super().pack(spec, parts, dtype, device), spec)
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return packed
-
-    def packed_bytes(self, spec: Any, dtype: Any, device: str, tied: bool) -> Any:
-        return spec.out_features * spec.in_features * dtype.itemsize
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return weight
 
 
-class OtherDtype(Plain):
-    """``apply`` returns bfloat16 whatever it is given."""
+class Dense(Plain):
+    """Correct, in a format of its own."""
 
-    says = r"apply\(\) of \S+ returned bfloat16 \[1, \d+\] on cpu, expected contiguous float32 \[1, \d+\] on cpu"
+    def format(self, spec: Any) -> Any:
+        return WeightFormat(32, spec.in_features, scale_bytes=0, custom=True)
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x).bfloat16(), apply_add=None)
+    def changed(self, weight: Any, spec: Any) -> Any:
+        bias = None if weight.bias is None else weight.bias.float()
+        tensors = {"weight": weight.weight.float().contiguous()}
+        return CustomWeight(tensors, spec.out_features, spec.in_features, self.dense, bias=bias)
 
-
-class ColumnShort(Plain):
-    """``apply`` forgets the last column."""
-
-    says = r"apply\(\) of \S+ returned float32 \[1, (\d+)\] on cpu, expected"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x)[:, :-1].contiguous(), apply_add=None)
+    def dense(self, tensors: Any) -> Any:
+        return tensors["weight"]
 
 
-class NotContiguous(Plain):
-    """``apply`` returns a transposed view."""
+class RowShort(Plain):
+    """Forgets the last output."""
 
-    says = r"apply\(\) of \S+ returned not contiguous"
+    says = r"pack\(\) returned a weight \[(\d+), (\d+)\], expected \[\d+, \2\]"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x).T.contiguous().T, apply_add=None)
-
-
-class OnlyManyRows(Plain):
-    """``apply`` is a row short, for more than 16 rows."""
-
-    says = r"apply\(\) of \S+ returned float32 \[16, \d+\] on cpu, expected contiguous float32 \[17, \d+\]"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x)[: max(1, len(x) - (len(x) > 16))], apply_add=None)
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return replace(weight, weight=weight.weight[:-1])
 
 
-class ManyRows(Plain):
-    """Has room for 48 rows."""
+class DenseShort(Dense):
+    """Unpacks all columns but the last."""
 
-    says = r"apply\(\) of \S+ is off by"
+    says = r"dense\(\) returned float32 \[\d+, \d+\], expected float32 \[\d+, \d+\]"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        def apply(x: Any) -> Any:
-            found = packed.apply(x)
-            found[48:] = 0
-            return found
-
-        return replace(packed, apply=apply, apply_add=None)
+    def dense(self, tensors: Any) -> Any:
+        return tensors["weight"][:, :-1]
 
 
-class NoTensor(Plain):
-    """``apply`` returns numbers in a list."""
+class NoTensor(Dense):
+    """Unpacks numbers into a list."""
 
-    says = r"apply\(\) of \S+ returned \[\[.*expected a tensor"
+    says = r"dense\(\) returned \[\[.*, expected float32 \[\d+, \d+\]"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x).tolist(), apply_add=None)
+    def dense(self, tensors: Any) -> Any:
+        return tensors["weight"].tolist()
 
 
 class OtherWeights(Plain):
-    """``apply`` multiplies with twice the weights."""
+    """Packs twice the weights."""
 
-    says = r"apply\(\) of \S+ is off by 100\.0% of the largest number"
+    says = r"pack\(\) says lossless=True, and its product is off by 100\.0% of the largest number"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: 2.0 * packed.apply(x), apply_add=None)
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return replace(weight, weight=2.0 * weight.weight)
 
 
 class FirstLayer(Plain):
@@ -102,8 +81,8 @@ class FirstLayer(Plain):
         super().__init__(config, context)
         self._packed: dict[Any, Any] = {}
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return self._packed.setdefault((spec.in_features, spec.out_features, spec.kind), packed)
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return self._packed.setdefault((spec.in_features, spec.out_features, spec.kind), weight)
 
 
 class PartsReversed(Plain):
@@ -115,71 +94,31 @@ class PartsReversed(Plain):
         return super().pack(spec, parts[::-1], dtype, device)
 
 
-class SameMemory(Plain):
-    """``apply`` writes to one buffer again and again."""
-
-    says = r"apply\(\) of \S+ returned memory that is in use"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        kept: dict[int, Any] = {}
-
-        def apply(x: Any) -> Any:
-            found = packed.apply(x)
-            return kept.setdefault(len(x), found).copy_(found)
-
-        return replace(packed, apply=apply, apply_add=None)
-
-
-class ChangesInput(Plain):
-    """``apply`` computes in place of its input."""
-
-    says = r"apply\(\) of \S+ (changed its input|is off by)"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x.mul_(1.0)) + 0 * x.zero_()[:, :1], apply_add=None)
-
-
 class NotANumber(Plain):
-    """``apply`` returns NaN."""
+    """Divides by a scale of 0."""
 
-    says = r"apply\(\) of \S+ returned NaN or infinity"
+    says = r"pack\(\) of \S+: its product has a definition that gives NaN or infinity"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=lambda x: packed.apply(x) * float("nan"), apply_add=None)
-
-
-class WrongSum(Plain):
-    """``apply_add`` forgets the residual."""
-
-    says = r"apply_add\(\) of \S+ is off by"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply_add=lambda x, residual: packed.apply(x))
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return replace(weight, weight=weight.weight / 0.0)
 
 
-class ApplyRaises(Plain):
-    """``apply`` raises at every call."""
+class DenseRaises(Dense):
+    """Cannot unpack what it has packed."""
 
-    says = r"apply\(\) raised RuntimeError: apply boom \(quantizers\.py:\d+\)"
+    says = r"dense\(\) raised RuntimeError: dense boom \(quantizers\.py:\d+\)"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        def apply(x: Any) -> Any:
-            raise RuntimeError("apply boom")
-
-        return replace(packed, apply=apply, apply_add=None)
+    def dense(self, tensors: Any) -> Any:
+        raise RuntimeError("dense boom")
 
 
-class AssertsNothing(Plain):
-    """``apply`` ends in a bare assertion."""
+class AssertsNothing(Dense):
+    """Unpacking ends in a bare assertion."""
 
-    says = r"apply\(\) raised AssertionError \(quantizers\.py:\d+\)"
+    says = r"dense\(\) raised AssertionError \(quantizers\.py:\d+\)"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        def apply(x: Any) -> Any:
-            assert x is None
-            return x
-
-        return replace(packed, apply=apply, apply_add=None)
+    def dense(self, tensors: Any) -> Any:
+        assert tensors is None
 
 
 class PackRaises(Plain):
@@ -187,35 +126,17 @@ class PackRaises(Plain):
 
     says = r"pack\(\) raised RuntimeError: pack boom \(quantizers\.py:\d+\)"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
+    def changed(self, weight: Any, spec: Any) -> Any:
         raise RuntimeError("pack boom")
 
 
 class PacksList(Plain):
     """``pack`` returns tensors in a list."""
 
-    says = r"pack\(\) returned \[.*, expected a PackedLinear"
+    says = r"pack\(\) returned \[.*, expected a PlainWeight, a QuantizedWeight or a CustomWeight"
 
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return list(packed.tensors.values())
-
-
-class PacksNoFunction(Plain):
-    """``apply`` is a tensor."""
-
-    says = r"pack\(\) returned a layer with apply=.*, expected a function"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, apply=torch.zeros(3))
-
-
-class OtherSize(Plain):
-    """``out_features`` is half the truth."""
-
-    says = r"pack\(\) returned a layer with out_features=\d+, expected \d+"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        return replace(packed, out_features=packed.out_features // 2)
+    def changed(self, weight: Any, spec: Any) -> Any:
+        return [torch.zeros(3)]
 
 
 class StoresNames(Plain):
@@ -228,26 +149,12 @@ class StoresNames(Plain):
 
 
 class SaysHowMuch(Plain):
-    """``packed_bytes`` returns a text."""
+    """``format`` returns a number of bits."""
 
-    says = r"packed_bytes\(\) returned 'little', expected a number of bytes"
+    says = r"format\(\) returned 4, expected a WeightFormat or None"
 
-    def packed_bytes(self, spec: Any, dtype: Any, device: str, tied: bool) -> Any:
-        return "little"
-
-
-class WritesBeyond(Plain):
-    """A native call writes a row too many."""
-
-    says = r"native\(\) of \S+ writes outside of its output"
-
-    def changed(self, packed: Any, spec: Any) -> Any:
-        memset = Function("memset", ctypes.CDLL(None).memset, (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64))
-
-        def native(x: Any, y: Any, residual: Any = None, act: Any = None) -> Any:
-            return memset.at(y.data_ptr(), 0, y.nbytes + 64)
-
-        return replace(packed, native=native)
+    def format(self, spec: Any) -> Any:
+        return 4
 
 
 class Lossless(Plain):

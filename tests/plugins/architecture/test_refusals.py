@@ -20,7 +20,7 @@ from engine.assembly.errors import AssemblyError
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry
 from engine.contracts.graph import Graph
 from engine.contracts.model import DeviceFacts
-from engine.models.required_tensors import check_names, check_shapes
+from engine.models.checkpoint_checks import check_names, check_shapes
 from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.plain import PlainQuantizer

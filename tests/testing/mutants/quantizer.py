@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +11,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.kernels.torch.reference import gated_activation
-from engine.testing.quantizer import ADDED, GATED, AddConformance, GateConformance, QuantizerConformance
+from engine.contracts.quantizer import (
+    UNQUANTIZED,
+    CustomWeight,
+    PlainWeight,
+    QuantizedWeight,
+    StoredTensor,
+    Weight,
+    WeightFormat,
+)
+from engine.testing.quantizer import QuantizerConformance
 from tests.testing.mutants.mutant import OnPlugin, correct, mutant
 
-APPLY = "test_apply_equals_the_reference_for_any_number_of_rows"
-WEIGHTS = "test_the_reference_multiplies_with_the_checkpoints_weights"
+PRODUCT = "test_kernels_multiply_by_the_weight_for_any_number_of_rows"
+WEIGHTS = "test_a_weight_is_the_checkpoints"
+FORMAT = "test_a_weight_is_data_of_the_format_that_was_said"
 CUTS = "test_cuts_for_tensor_parallelism_are_cuts_of_the_layer"
-CALLERS = "test_inputs_are_left_alone_and_results_are_the_callers"
-BYTES = "test_the_bytes_it_says_are_those_it_keeps"
+BYTES = "test_the_bytes_that_follow_from_its_format_are_those_that_are_kept"
+BIASES = "test_a_bias_is_added_to_its_own_part_only"
+STORED = "test_the_checkpoint_may_be_in_another_dtype_and_stays_as_it_is"
 GROUP = 32
 Parts = Sequence[Mapping[str, Tensor]]
-Layer = Callable[[Tensor], Tensor]
 
 
 class Plain:
-    """Weights in the compute dtype, with everything that a layer may offer in plain torch: a correct quantizer."""
+    """Weights in the compute dtype: a correct quantizer."""
 
     lossless = True
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+        return UNQUANTIZED
+
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return None
 
     def weight(self, parts: Parts) -> Tensor:
         return torch.cat([part["weight"] for part in parts]) if len(parts) > 1 else parts[0]["weight"]
@@ -42,32 +53,12 @@ class Plain:
             return None
         return torch.cat([part.get("bias", torch.zeros(len(part["weight"]))).float() for part in parts])
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: F.linear(x, weight, bias)
-
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        weight, bias = self.weight(parts).to(dtype), self.bias(parts)
-        bias = None if bias is None else bias.to(dtype)
-        plain = F.linear
-        apply = self.linear(weight, bias)
-        return PackedLinear(
-            {"weight": weight} if bias is None else {"weight": weight, "bias": bias},
-            reference=lambda x: plain(x, weight, bias),
-            apply=apply,
-            out_features=spec.out_features,
-            apply_add=lambda x, residual: residual + apply(x),
-            apply_gated=(lambda x, act: gated_activation(apply(x), act)) if spec.kind == "gate_up" else None,
-            label="plain",
-        )
-
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        bias = spec.out_features if any(part.bias for part in spec.parts) else 0
-        return (bias + (0 if tied else spec.out_features * spec.in_features)) * int(dtype.itemsize)
+    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> Weight:
+        return PlainWeight(self.weight(parts), self.bias(parts))
 
 
-class PlainSuite(OnPlugin, AddConformance, GateConformance):
+class PlainSuite(OnPlugin, QuantizerConformance):
     rows = (1, 3, 17)
-    adds, gates = ADDED, GATED
 
     def make(self) -> Any:
         return self.plugin()
@@ -83,21 +74,16 @@ class Grouped:
         bias = StoredTensor("bias", {"out": 0}, optional=True)
         return (StoredTensor("codes", axes), StoredTensor("scales", axes, {"in": GROUP}), bias)
 
-    def dense(self, part: Mapping[str, Tensor]) -> Tensor:
-        return part["codes"].float() * part["scales"].repeat_interleave(GROUP, dim=1)
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return WeightFormat(8, GROUP)
 
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        tensors = {name: torch.cat([part[name] for part in parts]) for name in ("codes", "scales")}
-        weight = torch.cat([self.dense(part) for part in parts])
+    def scales(self, parts: Parts) -> Tensor:
+        return torch.cat([part["scales"] for part in parts])
+
+    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> Weight:
+        codes = torch.cat([part["codes"] for part in parts])
         bias = torch.cat([part.get("bias", torch.zeros(len(part["codes"]))).float() for part in parts])
-
-        def linear(x: Tensor) -> Tensor:
-            return F.linear(x.float(), weight, bias).to(x.dtype)
-
-        return PackedLinear(tensors | {"bias": bias}, linear, linear, spec.out_features, label="grouped")
-
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        return spec.out_features * (spec.in_features + spec.in_features // GROUP * 4 + 4)
+        return QuantizedWeight(codes, self.scales(parts), GROUP, bias=bias)
 
 
 class GroupedSuite(OnPlugin, QuantizerConformance):
@@ -116,11 +102,32 @@ class GroupedSuite(OnPlugin, QuantizerConformance):
         return made
 
     def weights(self, parts: Parts) -> list[Tensor]:
-        return [Grouped().dense(part) for part in parts]
+        return [part["codes"].float() * part["scales"].repeat_interleave(GROUP, dim=1) for part in parts]
+
+
+class Halves(Plain):
+    """Weights in float16, in a format of their own: a correct quantizer."""
+
+    lossless = False
+
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return WeightFormat(16, spec.in_features, scale_bytes=0, custom=True)
+
+    def dense(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors["weight"].float()
+
+    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> Weight:
+        tensors = {"weight": self.weight(parts).half()}
+        return CustomWeight(tensors, spec.out_features, spec.in_features, self.dense, bias=self.bias(parts))
+
+
+class HalvesSuite(PlainSuite):
+    weight_error = 2.0**-10
 
 
 correct(PlainSuite, Plain)
 correct(GroupedSuite, Grouped)
+correct(HalvesSuite, Halves)
 
 
 @mutant(PlainSuite, CUTS, raises=RuntimeError)
@@ -149,7 +156,7 @@ class CutsWithoutAReason(Plain):
         return (replace(weight, shard_axes={}), bias)
 
 
-@mutant(GroupedSuite, CUTS, raises=RuntimeError)
+@mutant(GroupedSuite, CUTS, raises=ValueError)
 class ScalesStayWhole(Grouped):
     """Says that every rank keeps all scales when inputs are cut."""
 
@@ -175,91 +182,79 @@ class FirstScales(Grouped):
         codes, scales, bias = super().stored(spec)
         return (codes, replace(scales, shard_axes={"out": 0}, replicated=("in",)), bias)
 
-    def dense(self, part: Mapping[str, Tensor]) -> Tensor:
-        groups = part["codes"].shape[1] // GROUP
-        return part["codes"].float() * part["scales"][:, :groups].repeat_interleave(GROUP, dim=1)
+    def scales(self, parts: Parts) -> Tensor:
+        return super().scales(parts)[:, : parts[0]["codes"].shape[1] // GROUP].contiguous()
 
 
-@mutant(PlainSuite, BYTES)
-class HalfTheBytes(Plain):
-    """Counts weights as if they took 16 bits in any dtype, and half of them."""
+@mutant(GroupedSuite, FORMAT)
+class HalfTheBits(Grouped):
+    """Says that codes take half the bits that they have."""
 
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        return super().packed_bytes(spec, dtype, device, tied) // 2
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return WeightFormat(4, GROUP)
 
 
-@mutant(GroupedSuite, BYTES)
+@mutant(GroupedSuite, FORMAT, BYTES)
 class ForgetsScales(Grouped):
-    """Counts codes alone, and scales not at all."""
+    """Says that a row has one scale."""
 
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        return spec.out_features * spec.in_features
-
-
-@mutant(PlainSuite, "test_a_tied_head_takes_the_bytes_that_it_says")
-class CountsTheTied(Plain):
-    """Counts a tied head's weight, which is the embedding's, a second time."""
-
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        return super().packed_bytes(spec, dtype, device, False)
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return WeightFormat(8, spec.in_features)
 
 
-@mutant(PlainSuite, BYTES)
-class KeepsTwoCopies(Plain):
+@mutant(GroupedSuite, FORMAT)
+class ForgetsTheFormat(Grouped):
+    """Says that weights are plain."""
+
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        return None
+
+
+@mutant(HalvesSuite, BYTES)
+class KeepsTwoCopies(Halves):
     """Keeps the weight a second time, transposed, and does not say so."""
 
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        packed = super().pack(spec, parts, dtype, device)
-        return replace(packed, tensors={**packed.tensors, "turned": packed.tensors["weight"].T.contiguous()})
+    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> Weight:
+        made = super().pack(spec, parts, dtype, device)
+        assert isinstance(made, CustomWeight)
+        return replace(made, tensors={**made.tensors, "turned": made.tensors["weight"].T.contiguous()})
 
 
-@mutant(PlainSuite, APPLY)
-class AColumnShort(Plain):
-    """Computes all outputs but the last."""
+@mutant(HalvesSuite, FORMAT)
+class Turned(Halves):
+    """Hands over a transposed view."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: F.linear(x, weight[:-1], None if bias is None else bias[:-1])
-
-
-@mutant(PlainSuite, APPLY)
-class SixteenBitResults(Plain):
-    """Returns bfloat16 whatever it is given."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: F.linear(x, weight, bias).bfloat16()
+    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> Weight:
+        made = super().pack(spec, parts, dtype, device)
+        assert isinstance(made, CustomWeight)
+        return replace(made, tensors={"weight": made.tensors["weight"].T.contiguous().T})
 
 
-@mutant(PlainSuite, APPLY)
-class RoundsInputs(Plain):
-    """Multiplies float32 inputs in bfloat16 and returns float32."""
+@mutant(HalvesSuite, PRODUCT, raises=RuntimeError)
+class AColumnShort(Halves):
+    """Unpacks all inputs but the last."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: F.linear(x.bfloat16(), weight.bfloat16()).to(x.dtype) + (0.0 if bias is None else bias)
-
-
-@mutant(PlainSuite, APPLY)
-class Turned(Plain):
-    """Returns a transposed view, whose rows do not lie together."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: (weight @ x.T).T + 0.0 if bias is None else ((weight @ x.T) + bias[:, None]).T
+    def dense(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return super().dense(tensors)[:, :-1]
 
 
-@mutant(PlainSuite, APPLY)
-class SixteenRowsOnly(Plain):
-    """Handles blocks of 16 rows and forgets the rows of the last one that is not full."""
+@mutant(HalvesSuite, PRODUCT, raises=RuntimeError)
+class SixteenBitWeights(Halves):
+    """Unpacks to float16."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        def linear(x: Tensor) -> Tensor:
-            y = F.linear(x, weight, bias)
-            if len(x) > 16:
-                y[len(x) // 16 * 16 :] = 0.0
-            return y
-
-        return linear
+    def dense(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors["weight"]
 
 
-@mutant(PlainSuite, "test_a_bias_is_added_to_its_own_part_only")
+@mutant(PlainSuite, FORMAT)
+class ARowShort(Plain):
+    """Packs all outputs but the last."""
+
+    def weight(self, parts: Parts) -> Tensor:
+        return super().weight(parts)[:-1]
+
+
+@mutant(PlainSuite, BIASES)
 class BiasesInReverse(Plain):
     """Joins the biases of the parts in another order than their weights."""
 
@@ -271,7 +266,7 @@ class BiasesInReverse(Plain):
         return F.pad(joined, (0, sum(len(part["weight"]) for part in parts) - len(joined))) + 0.0
 
 
-@mutant(PlainSuite, "test_a_bias_is_added_to_its_own_part_only", CUTS)
+@mutant(PlainSuite, BIASES, CUTS)
 class ForgetsTheBias(Plain):
     """Drops the bias."""
 
@@ -289,90 +284,7 @@ class OneScaleForAllParts(Plain):
         return (weight / scale).round() * scale
 
 
-@mutant(PlainSuite, CALLERS)
-class ReusesItsBuffer(Plain):
-    """Returns the same memory at every call with as many rows."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        buffers: dict[int, Tensor] = {}
-
-        def linear(x: Tensor) -> Tensor:
-            y = buffers.setdefault(len(x), x.new_empty(len(x), len(weight)))
-            return y.copy_(F.linear(x, weight, bias))
-
-        return linear
-
-
-@mutant(PlainSuite, CALLERS)
-class RemembersTheLast(Plain):
-    """Returns the last result again when it is asked the same again."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        known: list[tuple[Tensor, Tensor]] = []
-
-        def linear(x: Tensor) -> Tensor:
-            for asked, answer in known:
-                if asked.shape == x.shape and torch.equal(asked, x):
-                    return answer
-            known.append((x.clone(), F.linear(x, weight, bias)))
-            return known[-1][1]
-
-        return linear
-
-
-@mutant(PlainSuite, CALLERS)
-class ScalesInputsInPlace(Plain):
-    """Rounds its input in place."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return lambda x: F.linear(x.clamp_(-1.0, 1.0), weight, bias)
-
-
-@mutant(PlainSuite, "test_adding_to_a_residual_equals_linear_then_add")
-class AddsNothing(Plain):
-    """Writes over the residual instead of adding to it."""
-
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        packed = super().pack(spec, parts, dtype, device)
-        return replace(packed, apply_add=lambda x, residual: residual.copy_(packed.apply(x)))
-
-
-@mutant(PlainSuite, "test_gating_equals_linear_then_gate")
-class GatesTheGate(Plain):
-    """Takes gates for ups and ups for gates."""
-
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        packed = super().pack(spec, parts, dtype, device)
-        if packed.apply_gated is None:
-            return packed
-        half = spec.out_features // 2
-        return replace(packed, apply_gated=lambda x, act: gated_activation(packed.apply(x).roll(half, -1), act))
-
-
-@mutant(PlainSuite, "test_gating_equals_linear_then_gate")
-class AlwaysSilu(Plain):
-    """Knows one activation."""
-
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        packed = super().pack(spec, parts, dtype, device)
-        if packed.apply_gated is None:
-            return packed
-        return replace(packed, apply_gated=lambda x, act: gated_activation(packed.apply(x), "silu"))
-
-
-@mutant(PlainSuite, "test_the_checkpoint_may_be_in_another_dtype_and_stays_as_it_is")
-class CheckpointsDtype(Plain):
-    """Keeps weights in the checkpoint's dtype, and results with them."""
-
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        stored = parts[0]["weight"].dtype
-        packed = super().pack(spec, parts, stored, device)
-        return replace(
-            packed, apply=lambda x: packed.apply(x.to(stored)), reference=lambda x: packed.reference(x.to(stored))
-        )
-
-
-@mutant(PlainSuite, "test_the_checkpoint_may_be_in_another_dtype_and_stays_as_it_is")
+@mutant(PlainSuite, STORED)
 class RoundsTheCheckpoint(Plain):
     """Clamps the checkpoint's own tensors, of which one may be the embedding."""
 
@@ -380,6 +292,14 @@ class RoundsTheCheckpoint(Plain):
         for part in parts:
             part["weight"].clamp_(-0.05, 0.05)
         return super().weight(parts)
+
+
+@mutant(PlainSuite, "test_a_tied_head_stays_shared_if_it_stays_plain")
+class CopiesTheTied(Plain):
+    """Copies a tied head's weight, which is the embedding's."""
+
+    def weight(self, parts: Parts) -> Tensor:
+        return super().weight(parts).clone()
 
 
 @mutant(PlainSuite, "test_declares_what_the_core_plans_with")
@@ -390,20 +310,8 @@ class SaysNothingOfLoss(Plain):
 
 
 @mutant(PlainSuite, "test_it_says_what_it_stores")
-class NoRows(Plain):
-    """Says that its kernels are good for no number of rows."""
+class StoresMore(Plain):
+    """Asks for a tensor that no checkpoint of its format has."""
 
-    def pack(self, spec: LinearSpec, parts: Parts, dtype: Any, device: str) -> PackedLinear:
-        return replace(super().pack(spec, parts, dtype, device), good_m=(0, 0))
-
-
-@mutant(
-    PlainSuite,
-    missed="a suite sees the tensors that a layer lists and no others: on a CPU torch does not count memory",
-)
-class HidesATensor(Plain):
-    """Keeps a copy of the weight that it lists nowhere."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        hidden = weight.clone()
-        return lambda x: F.linear(x, hidden, bias)
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        return (*super().stored(spec), StoredTensor("scale"))

@@ -62,6 +62,11 @@ class Op:
         return self.tensors
 
     @property
+    def own_rows(self) -> Cut | None:
+        """Rows of :attr:`tensors` that one rank has; ``None``: all."""
+        return None
+
+    @property
     def linears(self) -> tuple[LinearSpec, ...]:
         """Its linear layers, in the order in which they are packed."""
         return ()

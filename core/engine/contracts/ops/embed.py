@@ -24,6 +24,10 @@ class Embed(Op):
     def tensors(self) -> Iterable[TensorShape]:
         return ((f"{self.name}.weight", (self.vocab_size, self.size)),)
 
+    @property
+    def own_rows(self) -> Cut | None:
+        return self.rows
+
     def held_bytes(self, node: Node, widths: Widths) -> float:
         return (self.vocab_size if self.rows is None else self.rows.size) * self.size * widths.values / 8
 

@@ -40,6 +40,10 @@ class Norm(Op):
             if self.bias:
                 yield f"{self.name}.bias", shape
 
+    @property
+    def own_rows(self) -> Cut | None:
+        return self.heads
+
     def parts(self, size: int) -> int | None:
         return self.by_head or (size // self.size if size > self.size else None)
 

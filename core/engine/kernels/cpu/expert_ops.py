@@ -14,9 +14,9 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import Experts, Route
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.layer_ops import SUFFIXES
 from engine.kernels.cpu.program import NotNative, empty, run
+from engine.kernels.linear import PackedLinear
 from engine.native import FLOAT, INT32, INT64, POINTER, NativeCall, calls
 
 SCORES = ("softmax", "sigmoid", "logits")

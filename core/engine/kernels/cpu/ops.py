@@ -30,12 +30,12 @@ from engine.contracts.ops import (
     Slice,
     SoftCap,
 )
-from engine.contracts.quantizer import NativeLinear, PackedLinear
 from engine.kernels.context import StepContext
 from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
 from engine.kernels.cpu.expert_ops import count_experts
 from engine.kernels.cpu.head_ops import joined_heads, multiplied_heads, sliced_heads
 from engine.kernels.cpu.program import NotNative, Value, empty, run
+from engine.kernels.linear import NativeLinear, PackedLinear
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.ops import head_call, lower_embed, part_columns, scale_factor
 from engine.models.fuse import Fused, Match

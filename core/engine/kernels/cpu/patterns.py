@@ -122,7 +122,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
 
 def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: GateUp = fused.what
-    norm, packed = native_norm(lowering, what.norm, weights), weights.linear(what.gate_up, act=what.act)
+    norm, packed = native_norm(lowering, what.norm, weights), weights.linear(what.gate_up)
     gate, apply_gated, act = compiled_gate(what.act, lowering.dtype), packed.apply_gated, what.act
 
     def gated(context: StepContext, x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.ops import CountExperts, Experts, Route, Router
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.context import StepContext
+from engine.kernels.linear import PackedLinear
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.reference import gated
 from engine.models.fuse import Fused

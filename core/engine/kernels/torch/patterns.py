@@ -94,7 +94,7 @@ def _head_norm(lowering: Lowering, what: QKVWrite, weights: Weights) -> NormCall
 
 def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: GateUp = fused.what
-    norm, packed = torch_norm(lowering, what.norm, weights), weights.linear(what.gate_up, act=what.act)
+    norm, packed = torch_norm(lowering, what.norm, weights), weights.linear(what.gate_up)
     linear, act = packed.apply, what.act
     label = f"{norm_label(lowering)}, {packed.label}, in-place gate"
     return Lowered(lambda context, x: gated_activation(linear(norm(x)), act), label)

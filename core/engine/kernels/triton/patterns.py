@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.ops import Experts, LinearSpec, Norm
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.context import StepContext
+from engine.kernels.linear import PackedLinear
 from engine.kernels.patterns import (
     ChooseExperts,
     GateUp,
@@ -78,8 +78,7 @@ class FewRows:
 
 def served_rows(packed: PackedLinear) -> tuple[int, int] | None:
     """Numbers of rows for which a layer's fused kernel is used, first and last; ``None`` if it has none."""
-    low, high = max(1, packed.good_m[0]), min(MAX_ROWS, packed.good_m[1])
-    return None if packed.tile_loader is None or low > high else (low, high)
+    return None if packed.tile_loader is None else (1, MAX_ROWS)
 
 
 def _writes_inline(lowering: Lowering, what: QKVWrite) -> bool:
@@ -126,7 +125,7 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
 
 def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: GateUp = fused.what
-    packed, act = weights.linear(what.gate_up, act=what.act), what.act
+    packed, act = weights.linear(what.gate_up), what.act
     few = _few_rows(lowering, what.gate_up, packed, _norm_weight(lowering, what.norm, weights))
     normed_linear = _many_rows(lowering, what.norm, packed, weights)
     launch = Launch.on(lowering.device)
@@ -250,8 +249,7 @@ def _mixture(lowering: Lowering, op: Experts, weights: Weights) -> tuple[Mixture
 def _by_rows(kernel: str, packed: PackedLinear, chain: str) -> str:
     rows = served_rows(packed)
     if rows is None:
-        why = "no tile loader" if packed.tile_loader is None else f"for {packed.good_m[0]} rows and more"
-        return f"unfused (weights: {why}): {chain}"
+        return f"unfused (weights: no tile loader): {chain}"
     return f"{rows[0]} to {rows[1]} rows: {kernel}; else: {chain}"
 
 

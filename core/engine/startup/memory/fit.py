@@ -9,8 +9,8 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.models.checkpoint_checks import checked_checkpoint
 from engine.models.placement import RankGraph
-from engine.models.required_tensors import checked_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryPlan, estimate_memory
 from engine.startup.memory.refusal import refusal

@@ -12,8 +12,15 @@ from torch import Tensor
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import KVScaleNames, PackedLinear, QuantizedWeight, StoredHeader, StoredTensor
-from engine.kernels import packing
+from engine.contracts.quantizer import (
+    UNQUANTIZED,
+    KVScaleNames,
+    PlainWeight,
+    QuantizedWeight,
+    StoredHeader,
+    StoredTensor,
+    WeightFormat,
+)
 from engine.kernels.quantized import joined
 from engine.kernels.triton.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
@@ -21,44 +28,55 @@ from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.scheme import Activations, Recipe, Scheme
-from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.unquantized import Unquantized
+from engine_plugins.quantizer.unquantized import joined_bias, joined_weight
 
-UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
+PLAIN = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
 SHOWN = 4
 """Parts of a layer that an error names."""
-ORDER_BYTES = 8
-"""For each input feature of a layer in activation order: its index."""
 
 
 class FromCheckpoint:
-    """See :class:`engine.contracts.quantizer.Quantizer`, ``SizedQuantizer``, ``CheckingQuantizer``,
-    ``UnpackingQuantizer``, ``KVScaleReader``."""
+    """See :class:`engine.contracts.quantizer.Quantizer`, ``CheckingQuantizer``, ``UnpackingQuantizer``,
+    ``KVScaleReader``."""
 
     def __init__(self, config: CheckpointConfig, context: BuildContext) -> None:
         quantization = context.model.quantization
-        recipe = UNQUANTIZED if quantization is None else recipe_of(quantization)
+        recipe = PLAIN if quantization is None else recipe_of(quantization)
         if recipe.problems:
             raise ValueError("; ".join(recipe.problems))
         self._recipe = recipe
         self._scheme_named = cache(recipe.scheme_of)
         self._wanted = config.activations
         self._context = context
-        self._plain = Unquantized(UnquantizedConfig(), context)
         self.lossless = all(self._activations(scheme) == "bf16" for scheme in recipe.schemes)
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         scheme = self._scheme(spec)
         if scheme is None:
-            return self._plain.stored(spec)
+            return UNQUANTIZED
         return [rule.stored for rule in LAYOUTS[scheme.layout].rules(scheme, spec.parts[0], spec)]
+
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        scheme = self._scheme(spec)
+        if scheme is None:
+            return None
+        activations = self._activations(scheme)
+        return WeightFormat(
+            scheme.bits,
+            scheme.group_size(spec.whole.in_features),
+            scheme.floating,
+            zeros=not scheme.symmetric,
+            ordered=scheme.ordered,
+            scale_bytes=scheme.scale_bytes,
+            input_quant=None if activations == "bf16" else activations,
+        )
 
     def pack(
         self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
-    ) -> PackedLinear | QuantizedWeight:
+    ) -> PlainWeight | QuantizedWeight:
         scheme = self._scheme(spec)
         if scheme is None:
-            return self._plain.pack(spec, parts, dtype, device)
+            return PlainWeight(joined_weight(parts), joined_bias(parts))
         activations = self._activations(scheme)
         return replace(
             _read(scheme, spec, parts),
@@ -69,17 +87,6 @@ class FromCheckpoint:
     def unpacked(self, spec: LinearSpec, part: Mapping[str, Tensor]) -> Tensor:
         scheme = self._scheme(spec)
         return part["weight"].float() if scheme is None else _read(scheme, spec, [part]).dense()
-
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        scheme = self._scheme(spec)
-        if scheme is None:
-            return self._plain.packed_bytes(spec, dtype, device, tied)
-        has_bias = any(part.bias for part in spec.parts)
-        group_size = scheme.group_size(spec.whole.in_features)
-        order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
-        return order + packing.packed_bytes(
-            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context, scheme.scale_bytes
-        )
 
     def problems(self, specs: Sequence[LinearSpec], headers: Mapping[str, StoredHeader]) -> Sequence[str]:
         return [problem for spec in specs for problem in self._problems(spec, headers)]

@@ -19,7 +19,7 @@ from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import QuantizedWeight
-from engine.kernels.packing import Target, pack_quantized
+from engine.kernels.packing import Target, pack_weight
 from engine_plugins.quantizer.checkpoint.layouts.mxfp4 import read
 from engine_plugins.quantizer.checkpoint.methods import recipe_of, unreadable
 
@@ -108,7 +108,7 @@ def test_weights_stay_in_4_bits(quantized: Path) -> None:
     part = {"blocks": blocks[0], "scales": scales[0], "bias": torch.zeros(2 * SIZE)}
     weight = reader(quantized).pack(spec, [part], torch.float32, "cpu")
     assert isinstance(weight, QuantizedWeight)
-    made = pack_quantized(spec, weight, Target("cpu", in_panels=True))
+    made = pack_weight(spec, weight, Target("cpu", torch.float32, in_panels=True))
     assert made.tensors["weight"].nbytes == 2 * SIZE * HIDDEN // 2
     assert "fp4 panels (groups of 32)" in made.label and "mxfp4 group 32; weights only" in made.label
 

@@ -29,13 +29,15 @@ from engine.assembly.device_facts import device_facts
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.models.required_tensors import linears
+from engine.contracts.quantizer import UNQUANTIZED
+from engine.kernels.packing import Target, packed_bytes
+from engine.models.manifest import Manifest
 from engine.testing.context import build_context
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.unquantized import STORED, Unquantized
+from engine_plugins.quantizer.unquantized import Unquantized
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,7 +75,8 @@ def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> N
 def _estimated(folder: Path) -> int:
     graph = model_graph(str(folder))
     quantizer: Any = reader(folder)
-    return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in linears(graph))
+    target = Target("cpu", torch.float32)
+    return sum(packed_bytes(spec, quantizer.format(spec), target) for spec in Manifest().layers(graph))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_device_and_checkpoint_facts_are_all_the_reader_needs(tmp_path: Path) ->
     facts, model = load(folder, quantizer=Unquantized(UnquantizedConfig(), context))
     assert torch.equal(logits(folder, "auto"), PagedLoop(facts, model).logits(TOKENS))
     quantizer = reader(folder, "auto")
-    assert quantizer.lossless and tuple(quantizer.stored(_head())) == STORED
+    assert quantizer.lossless and tuple(quantizer.stored(_head())) == UNQUANTIZED
     assert open_checkpoint(str(folder)).names
 
 

@@ -11,22 +11,18 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.linear.panel_linear import (
-    PAIR,
     PANEL,
     PanelCall,
+    PanelLayer,
     PanelLinear,
-    interleaved,
+    in_turns,
     load_linears,
-    separated,
     whole_pairs,
 )
 from engine.kernels.cpu.linear.rates import fastest_rates, threads
 from engine.kernels.cpu.linear.sources import float_source
-from engine.kernels.triton.device import runs_triton
-from engine.native import ACTIVATIONS, NativeCall
+from engine.kernels.linear import PackedLinear
 
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
@@ -74,25 +70,15 @@ def _measure_bfloat16() -> dict[str, float]:
         return fastest_rates(packed, x)
 
 
-def wanted(context: BuildContext) -> bool:
-    """Whether a plan computes its linear layers here: not where Triton's interpreter does."""
-    on_cpu = context.device.kind == "cpu" and not runs_triton(context.device.kind)
-    return on_cpu and context.execution == "compile" and context.dtype in map(_short, DTYPES)
-
-
 def can_pack(spec: LinearSpec, dtype: torch.dtype) -> bool:
     """Whether :func:`pack_float` takes a layer."""
     return dtype in DTYPES and spec.in_features % INPUT_MULTIPLES[dtype] == 0
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """``[out, in]`` -> ``[panels, in / n, 16, n]``, an even number of panels, zeros beyond ``out``. ``n``: inputs in 32
-    bits."""
-    out, inputs = weight.shape
+    """``[out, in]``, whole pairs of panels -> ``[panels, in / n, 16, n]``. ``n``: inputs in 32 bits."""
     each = 4 // weight.itemsize
-    missing = -out % PAIR
-    padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # padding copies
-    return padded.view(-1, PANEL, inputs // each, each).transpose(1, 2).contiguous()
+    return weight.view(-1, PANEL, weight.shape[1] // each, each).transpose(1, 2).contiguous()
 
 
 def from_panels(panels: Tensor, out_features: int) -> Tensor:
@@ -107,18 +93,27 @@ def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructio
     ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
     """
     label = instructions or _described_best(weight.dtype)
-    instructions = instructions or best_instructions(weight.dtype)
-    layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
-    return PackedLinear(
-        layer.tensors,
-        reference=layer.reference,
-        apply=layer.apply,
-        out_features=layer.out_features,
-        apply_add=None if layer.gated else layer.apply_add,
-        apply_gated=layer.apply_gated if layer.gated else None,
-        native=layer.native,
-        label=f"{_short(weight.dtype)} panels, {label}",
-    )
+    number = INSTRUCTIONS.index(instructions or best_instructions(weight.dtype))
+    out_features, in_features = weight.shape
+    gated = spec.kind == "gate_up"
+    panels = to_panels(in_turns(weight, gated))
+    biases = None if bias is None else in_turns(bias.float(), gated)
+
+    def call(dtype: torch.dtype, columns: int, activation: int) -> PanelCall:
+        assert dtype == panels.dtype
+        linear = PanelLinear(in_features, columns, panels.data_ptr(), native.pointer(biases), activation, number)
+        return PanelCall(kernels(dtype).linear, linear, in_features)
+
+    layer = PanelLayer(in_features, out_features, gated, (weight.dtype,), call)
+
+    def reference(x: Tensor) -> Tensor:
+        """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""
+        columns = whole_pairs(out_features, gated) if gated else out_features
+        bias = None if biases is None else biases[:columns].to(x.dtype)
+        return layer.in_order(F.linear(x, from_panels(panels, columns), bias))
+
+    tensors = {"weight": panels} if biases is None else {"weight": panels, "bias": biases}
+    return layer.packed(tensors, reference, f"{_short(weight.dtype)} panels, {label}")
 
 
 def _described_best(dtype: torch.dtype) -> str:
@@ -137,59 +132,6 @@ def packed_bytes(spec: LinearSpec, dtype: torch.dtype) -> int:
     padded = whole_pairs(spec.out_features, spec.kind == "gate_up")
     bias = padded * torch.float32.itemsize if any(part.bias for part in spec.parts) else 0
     return padded * spec.in_features * dtype.itemsize + bias
-
-
-class _Layer:
-    """Weights in panels and the calls on them. A gate and up projection keeps its two halves in turns."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool, instructions: str) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.gated = gated
-        self._instructions = INSTRUCTIONS.index(instructions)
-        if gated:
-            weight = interleaved(weight)
-            bias = None if bias is None else interleaved(bias)
-        self._panels = to_panels(weight)
-        self._columns = weight.shape[0]
-        self._bias = None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % PAIR))
-        self._plain = self._call(self._columns, 0)
-        self._activated = {name: self._call(self.out_features // 2, code) for name, code in ACTIVATIONS.items()}
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        bias = {} if self._bias is None else {"bias": self._bias}
-        return {"weight": self._panels} | bias
-
-    def _call(self, columns: int, activation: int) -> PanelCall:
-        weight, bias = self._panels.data_ptr(), native.pointer(self._bias)
-        linear = PanelLinear(self.in_features, columns, weight, bias, activation, self._instructions)
-        return PanelCall(kernels(self._panels.dtype).linear, linear, self.in_features)
-
-    def reference(self, x: Tensor) -> Tensor:
-        """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""
-        bias = None if self._bias is None else self._bias[: self._columns].to(x.dtype)
-        return self._in_order(F.linear(x, from_panels(self._panels, self._columns), bias))
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self._in_order(self._run(self._plain, x, x.new_empty(x.shape[0], self._columns)))
-
-    def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._run(self._plain, x, residual, residual)
-
-    def apply_gated(self, x: Tensor, act: str) -> Tensor:
-        return self._run(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2))
-
-    def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
-        """See :class:`engine.contracts.quantizer.NativeLinear`."""
-        assert x.dtype == self._panels.dtype and self.gated == (act is not None)
-        return (self._plain if act is None else self._activated[act]).at(x, y, residual)
-
-    def _run(self, call: PanelCall, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
-        assert x.dtype == self._panels.dtype
-        return call(x, y, residual)
-
-    def _in_order(self, y: Tensor) -> Tensor:
-        return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ with integer codes are exact. Activations in float32, and weights in e4m3, are m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearSpec
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
-    PANEL,
     PanelCall,
+    PanelLayer,
     PanelLinear,
-    interleaved,
+    in_turns,
     load_linears,
     separated,
     whole_pairs,
 )
 from engine.kernels.cpu.linear.sources import INSTRUCTIONS as INSTRUCTIONS_SOURCE
 from engine.kernels.cpu.linear.sources import format_of, integer_source
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
-from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
+from engine.native import INT32, INT64, POINTER
 
 INPUT_MULTIPLE = 64
 """Inputs are filled up to one with zeros."""
@@ -74,11 +74,6 @@ def kernels(dtype: torch.dtype, form: str) -> Any:
     return load_linears(integer_source(DTYPES[dtype], form))
 
 
-def wanted(context: BuildContext) -> bool:
-    """Whether a plan computes its quantized layers here."""
-    return context.device.kind == "cpu" and context.execution == "compile" and has_instructions()
-
-
 def has_instructions() -> bool:
     """Whether this processor has what these kernels need."""
     return best_instructions() != INSTRUCTIONS[0]
@@ -99,9 +94,10 @@ def bytes_stretch_of(in_features: int) -> int:
 
 
 def can_pack(weight: QuantizedWeight) -> bool:
-    """Whether :func:`pack_integer` takes it: groups of a multiple of 32 inputs, zeros in the range of the codes."""
-    offset = _offset(weight)
-    in_range = weight.zero is None or int(weight.zero.min()) >= -offset
+    """Whether :func:`pack_integer` takes it: groups of a multiple of 32 inputs, zeros that are codes."""
+    if weight.float_zeros:
+        return False
+    in_range = weight.zero is None or int(weight.zero.min()) >= -_offset(weight)
     return in_range and stretch_of(weight.in_features, weight.group_size) > 0
 
 
@@ -111,7 +107,7 @@ class Panels:
 
     ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
     32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
-    :class:`~engine.kernels.quantized.Format`. The same for all processors.
+    :class:`~engine.contracts.quantizer.WeightFormat`. The same for all processors.
 
     Raises ``ValueError`` where these do not fit together: kernels would read other memory.
     """
@@ -153,15 +149,9 @@ class Panels:
 def laid_out(weight: QuantizedWeight, gated: bool) -> Panels:
     """``weight`` in panels."""
 
-    def outputs(tensor: Tensor) -> Tensor:
-        """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
-        tensor = interleaved(tensor) if gated else tensor
-        pad = (0, 0) * (tensor.dim() - 1) + (0, -tensor.shape[0] % PAIR)
-        return F.pad(tensor, pad).contiguous()
-
     def by_panel(tensor: Tensor) -> Tensor:
         """``[out, groups] -> [pairs, groups, 32]``"""
-        padded = outputs(tensor)
+        padded = in_turns(tensor, gated)
         return padded.view(-1, PAIR, padded.shape[1]).transpose(1, 2).contiguous()
 
     return Panels(
@@ -171,11 +161,11 @@ def laid_out(weight: QuantizedWeight, gated: bool) -> Panels:
         weight.bits,
         weight.floating,
         gated,
-        weight=to_panels(outputs(_unsigned(weight)), weight.bits),
+        weight=to_panels(in_turns(_unsigned(weight), gated), weight.bits),
         scale=by_panel(_scale(weight)),
         zero=None if weight.zero is None else by_panel((weight.zero.int() + _offset(weight)).byte()),
         order=weight.order,
-        bias=None if weight.bias is None else outputs(weight.bias.float()),
+        bias=None if weight.bias is None else in_turns(weight.bias.float(), gated),
     )
 
 
@@ -194,16 +184,84 @@ def pack_panels(panels: Panels, activations: str, instructions: str | None = Non
     instructions = instructions or best_instructions()
     if instructions == INSTRUCTIONS[0]:
         raise ValueError(f"{INSTRUCTIONS_SOURCE.file.name} was built without AVX2, which its kernels need")
-    layer = _Layer(panels, activations, instructions)
-    return PackedLinear(
-        layer.tensors,
-        reference=layer.reference,
-        apply=layer.apply,
-        out_features=layer.out_features,
-        apply_add=None if layer.gated else layer.apply_add,
-        apply_gated=layer.apply_gated if layer.gated else None,
-        native=None if activations == "fp8" else layer.native,  # torch rounds the input
-        label=layer.label,
+    layer = PanelLayer(
+        panels.in_features,
+        panels.out_features,
+        panels.gated,
+        () if activations == "fp8" else tuple(DTYPES),
+        partial(_call, panels, activations, INSTRUCTIONS.index(instructions)),
+        # What is rounded to fp8, or in no dtype of the kernels', is float32.
+        partial(rounded_rows, activations="fp8" if activations == "fp8" else "bf16"),
+    )
+    return layer.packed(
+        panels.tensors,
+        # The definition, on the weights taken back out of their layout; keeps no second copy.
+        lambda x: multiplied(x, unpacked(panels), activations),
+        _label(panels, activations, instructions),
+        is_native=activations != "fp8",  # torch rounds the input
+    )
+
+
+def _label(panels: Panels, activations: str, instructions: str) -> str:
+    groups = f" (groups of {panels.group})" if panels.scale.shape[1] > 1 else ""
+    kind = f"fp{panels.bits}" if panels.floating else f"int{panels.bits}"
+    rounded = "" if activations == "bf16" else f", {activations} activations"
+    return f"{kind} panels{groups}, {instructions}{rounded}"
+
+
+def _call(
+    panels: Panels, activations: str, instructions: int, dtype: torch.dtype, columns: int, activation: int
+) -> PanelCall:
+    """``dtype``: of activations; ``columns``: outputs in turns, or what gates make of them."""
+    form = format_of(panels.bits, panels.floating)
+    arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
+    if activations == "int8":
+        arithmetic = INTEGERS_8
+    in_features = _padded(panels.in_features)
+    grouped = panels.scale.shape[1] > 1
+    long = arithmetic == INTEGERS_8 and not grouped
+    linear = _Linear(
+        in_features=in_features,
+        out_features=columns,
+        weight=panels.weight.data_ptr(),
+        bias=native.pointer(panels.bias),
+        activation=activation,
+        instructions=instructions,
+        inputs=panels.in_features,
+        group=panels.group if grouped else in_features,
+        stretch=bytes_stretch_of(panels.in_features) if long else stretch_of(panels.in_features, panels.group),
+        scale=panels.scale.data_ptr(),
+        zero=native.pointer(panels.zero),
+        order=native.pointer(panels.order),
+        offset=_offset_of(panels.bits, panels.floating),
+        # Twice the numbers of 4 bits are integers.
+        arithmetic=FLOATS if form == "e4m3" else arithmetic,
+    )
+    return PanelCall(kernels(dtype, form).linear, linear, panels.in_features)
+
+
+def unpacked(panels: Panels) -> QuantizedWeight:
+    """The inverse of :func:`laid_out`."""
+    out_features, offset = panels.out_features, _offset_of(panels.bits, panels.floating)
+
+    def restored(outputs: Tensor) -> Tensor:
+        return separated(outputs, out_features // 2) if panels.gated else outputs[:out_features]
+
+    def grouped(by_panel: Tensor) -> Tensor:
+        return restored(by_panel.transpose(1, 2).flatten(0, 1)).contiguous()
+
+    codes = restored(from_panels(panels.weight, panels.bits)[:, : panels.in_features])
+    e2m1 = panels.floating and panels.bits == 4
+    if e2m1:
+        signed = from_e2m1(codes)
+    elif panels.floating:
+        signed = codes.view(torch.float8_e4m3fn)
+    else:
+        signed = (codes.int() - offset).to(torch.int8)
+    zero = None if panels.zero is None else (grouped(panels.zero).int() - offset).to(torch.int8)
+    bias = None if panels.bias is None else restored(panels.bias)
+    return QuantizedWeight(
+        signed.contiguous(), grouped(panels.scale), panels.group, panels.bits, zero, panels.order, bias, e2m1
     )
 
 
@@ -230,111 +288,6 @@ def from_panels(panels: Tensor, bits: int) -> Tensor:
     if bits == 4:
         codes = torch.stack((codes & 0xF, codes >> 4), dim=3)
     return codes.reshape(panels.shape[0] * PAIR, -1)
-
-
-class _Layer:
-    """Weights in panels and the calls on them."""
-
-    def __init__(self, panels: Panels, activations: str, instructions: str) -> None:
-        self.out_features, self._inputs = panels.out_features, panels.in_features
-        self.gated, self.tensors = panels.gated, panels.tensors
-        self._panels, self._activations = panels, activations
-        self._offset, self._instructions = _offset_of(panels.bits, panels.floating), INSTRUCTIONS.index(instructions)
-        self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if panels.gated else self.out_features
-        self._form = format_of(panels.bits, panels.floating)
-        self._taken = () if activations == "fp8" else tuple(DTYPES)  # others are turned into float32 by torch
-        self._calls: dict[tuple[torch.dtype, str], PanelCall] = {}
-
-    @property
-    def label(self) -> str:
-        groups = f" (groups of {self._panels.group})" if self._panels.scale.shape[1] > 1 else ""
-        kind = f"fp{self._panels.bits}" if self._panels.floating else f"int{self._panels.bits}"
-        rounded = "" if self._activations == "bf16" else f", {self._activations} activations"
-        return f"{kind} panels{groups}, {INSTRUCTIONS[self._instructions]}{rounded}"
-
-    def reference(self, x: Tensor) -> Tensor:
-        """The definition, on the weights taken back out of their layout; keeps no second copy."""
-        return multiplied(x, self._unpacked(), self._activations)
-
-    def apply(self, x: Tensor) -> Tensor:
-        y = self._product(x, self._columns, "")
-        return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
-
-    def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        if x.dtype not in self._taken:
-            return residual.add_(self.apply(x))
-        return self._call(x.dtype, "")(x, residual, residual)
-
-    def apply_gated(self, x: Tensor, act: str) -> Tensor:
-        return self._product(x, self.out_features // 2, act)
-
-    def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
-        """See :class:`engine.contracts.quantizer.NativeLinear`."""
-        assert self.gated == (act is not None)
-        return self._call(x.dtype, act or "").at(x, y, residual)
-
-    def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
-        if x.dtype in self._taken:
-            return self._call(x.dtype, act)(x, x.new_empty((len(x), columns)))
-        wide = rounded_rows(x, "fp8" if self._activations == "fp8" else "bf16")
-        return self._call(wide.dtype, act)(wide, wide.new_empty((len(x), columns))).to(x.dtype)
-
-    def _call(self, dtype: torch.dtype, act: str) -> PanelCall:
-        """``dtype``: of activations; one that no step has is not compiled."""
-        call = self._calls.get((dtype, act))
-        if call is None:
-            linear = self._linear(dtype, ACTIVATIONS[act] if act else 0)
-            call = PanelCall(kernels(dtype, self._form).linear, linear, self._inputs)
-            self._calls[dtype, act] = call
-        return call
-
-    def _linear(self, dtype: torch.dtype, activation: int) -> _Linear:
-        arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
-        if self._activations == "int8":
-            arithmetic = INTEGERS_8
-        panels = self._panels
-        in_features = _padded(self._inputs)
-        grouped = panels.scale.shape[1] > 1
-        long = arithmetic == INTEGERS_8 and not grouped
-        return _Linear(
-            in_features=in_features,
-            out_features=self.out_features // 2 if activation else self._columns,
-            weight=panels.weight.data_ptr(),
-            bias=native.pointer(panels.bias),
-            activation=activation,
-            instructions=self._instructions,
-            inputs=self._inputs,
-            group=panels.group if grouped else in_features,
-            stretch=bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, panels.group),
-            scale=panels.scale.data_ptr(),
-            zero=native.pointer(panels.zero),
-            order=native.pointer(panels.order),
-            offset=self._offset,
-            # Twice the numbers of 4 bits are integers.
-            arithmetic=FLOATS if self._form == "e4m3" else arithmetic,
-        )
-
-    def _unpacked(self) -> QuantizedWeight:
-        def restored(outputs: Tensor) -> Tensor:
-            return separated(outputs, self.out_features // 2) if self.gated else outputs[: self.out_features]
-
-        def grouped(panels: Tensor) -> Tensor:
-            return restored(panels.transpose(1, 2).flatten(0, 1)).contiguous()
-
-        panels = self._panels
-        codes = restored(from_panels(panels.weight, panels.bits)[:, : self._inputs])
-        e2m1 = panels.floating and panels.bits == 4
-        if e2m1:
-            signed = from_e2m1(codes)
-        elif panels.floating:
-            signed = codes.view(torch.float8_e4m3fn)
-        else:
-            signed = (codes.int() - self._offset).to(torch.int8)
-        zero = None if panels.zero is None else (grouped(panels.zero).int() - self._offset).to(torch.int8)
-        bias = None if panels.bias is None else restored(panels.bias)
-        return QuantizedWeight(
-            signed.contiguous(), grouped(panels.scale), panels.group, panels.bits, zero, panels.order, bias, e2m1
-        )
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import native
-from engine.native import INT32, INT64, POINTER, Function, NativeCall, Source
+from engine.kernels.linear import PackedLinear
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER, Function, NativeCall, Source
 
 PANEL = 16
 """Outputs whose weights lie together."""
@@ -63,6 +64,75 @@ class PanelCall:
         return y
 
 
+class PanelLayer:
+    """A linear layer whose weights lie in panels, and the calls on them. A gate and up projection has its two halves in
+    turns of 16 outputs (:func:`in_turns`)."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        gated: bool,
+        dtypes: Collection[torch.dtype],
+        call: Callable[[torch.dtype, int, int], PanelCall],
+        widened: Callable[[Tensor], Tensor] = torch.Tensor.float,
+    ) -> None:
+        """``dtypes``: of activations that the kernels take, what others are turned into by ``widened``; ``call(dtype,
+        outputs, activation)``: made when a dtype and an activation are first asked for, as the kernels are then
+        compiled. ``activation``: of :data:`engine.native.ACTIVATIONS`, 0: none."""
+        self.out_features, self.gated = out_features, gated
+        self._columns = 2 * (-(-out_features // PAIR) * PANEL) if gated else out_features
+        self._dtypes, self._make, self._widened = dtypes, call, widened
+        self._calls: dict[tuple[torch.dtype, str], PanelCall] = {}
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.in_order(self._product(x, self._columns, ""))
+
+    def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if x.dtype not in self._dtypes:
+            return residual.add_(self.apply(x))
+        return self._call(x.dtype, "")(x, residual, residual)
+
+    def apply_gated(self, x: Tensor, act: str) -> Tensor:
+        return self._product(x, self.out_features // 2, act)
+
+    def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
+        """See :class:`engine.kernels.linear.NativeLinear`."""
+        assert self.gated == (act is not None)
+        return self._call(x.dtype, act or "").at(x, y, residual)
+
+    def in_order(self, y: Tensor) -> Tensor:
+        """``[M, outputs in turns] -> [M, out]``"""
+        return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
+
+    def packed(
+        self, tensors: Mapping[str, Tensor], reference: Callable[[Tensor], Tensor], label: str, is_native: bool = True
+    ) -> PackedLinear:
+        """``is_native``: what the layer does is one native call."""
+        return PackedLinear(
+            tensors,
+            reference=reference,
+            apply=self.apply,
+            out_features=self.out_features,
+            apply_add=None if self.gated else self.apply_add,
+            apply_gated=self.apply_gated if self.gated else None,
+            native=self.native if is_native else None,
+            label=label,
+        )
+
+    def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
+        wide = x if x.dtype in self._dtypes else self._widened(x)
+        return self._call(wide.dtype, act)(wide, wide.new_empty((len(x), columns))).to(x.dtype)
+
+    def _call(self, dtype: torch.dtype, act: str) -> PanelCall:
+        found = self._calls.get((dtype, act))
+        if found is None:
+            columns = self.out_features // 2 if act else self._columns
+            found = self._make(dtype, columns, ACTIVATIONS[act] if act else 0)
+            self._calls[dtype, act] = found
+        return found
+
+
 def load_linears(source: Source) -> ctypes.CDLL:
     """``source`` compiled; ``linear`` is its function of a :class:`PanelCall`. Raises
     :class:`engine.native.NativeError`."""
@@ -76,6 +146,13 @@ def whole_pairs(out_features: int, gated: bool) -> int:
     halves = 2 if gated else 1
     panels = halves * -(-out_features // (halves * PANEL))
     return -(-panels // 2) * PAIR
+
+
+def in_turns(outputs: Tensor, gated: bool) -> Tensor:
+    """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
+    outputs = interleaved(outputs) if gated else outputs
+    pad = (0, 0) * (outputs.dim() - 1) + (0, -outputs.shape[0] % PAIR)
+    return F.pad(outputs, pad).contiguous() if pad[-1] else outputs.contiguous()  # padding copies
 
 
 def interleaved(gate_up: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from engine.contracts.quantizer import PackedLinear
+from engine.kernels.linear import PackedLinear
 
 ROUNDS = 15
 SHORTEST_S = 1e-3

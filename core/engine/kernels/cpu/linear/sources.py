@@ -30,10 +30,10 @@ def format_of(bits: int, floating: bool) -> str:
     return FORMATS[2 * floating + (bits == 4)]
 
 
-def linear_sources(context: BuildContext, forms: Sequence[str] = ()) -> tuple[Source, ...]:
-    """Of a plan with weights in these formats, beside those in its dtype."""
+def linear_sources(context: BuildContext, forms: Sequence[str] = (), plain: bool = True) -> tuple[Source, ...]:
+    """Of a plan with weights in these formats, and ``plain`` ones in its dtype."""
     if context.device.kind != "cpu" or context.execution != "compile":
         return ()
     integers = (integer_source(context.dtype, form) for form in forms if context.dtype in ELEMENTS)
-    floats = (float_source(context.dtype),) if context.dtype in ELEMENTS else ()
-    return (*integers, *floats, INSTRUCTIONS)
+    floats = (float_source(context.dtype),) if plain and context.dtype in ELEMENTS else ()
+    return (*integers, *floats, *((INSTRUCTIONS,) if forms else ()))

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.quantizer import PackedLinear, QuantizedWeight, TileLoader
+from engine.contracts.quantizer import QuantizedWeight, TileLoader
+from engine.kernels.linear import PackedLinear
 from engine.kernels.quantized import from_e2m1, multiplied
 from engine.kernels.triton.fp8_units import has_fp8_units
 from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows

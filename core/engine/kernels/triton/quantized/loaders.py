@@ -26,6 +26,8 @@ def why_unreadable(weight: QuantizedWeight) -> str | None:
         return f"groups of {weight.group_size}, not a power of two"
     if weight.codes.is_floating_point() and weight.codes.dtype != torch.float8_e4m3fn:
         return f"{str(weight.codes.dtype).removeprefix('torch.')} weights"
+    if weight.float_zeros:
+        return "zero points that are no codes"
     if weight.e2m1 and not are_powers(2.0 * weight.scale):
         return "numbers of 4 bits with scales that are no powers of two"
     return None

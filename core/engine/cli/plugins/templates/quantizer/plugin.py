@@ -1,4 +1,4 @@
-"""Quantizer ``mine``: weights in the compute dtype, multiplied by torch."""
+"""Quantizer ``mine``: weights in the compute dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contracts.config import QuantizerConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext, Provider
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import PlainWeight, StoredTensor, Weight, WeightFormat
 from engine.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def engine_quantizer() -> list[Provider]:
             "engine.cli.plugins.templates.quantizer.plugin:MineQuantizer",
             config=MineQuantizerConfig,
             unsupported=only_plain_checkpoints,
-            doc="Weights in the compute dtype, multiplied by torch.",
+            doc="Weights in the compute dtype.",
         )
     ]
 
 
 class MineQuantizer:
-    """Turns the checkpoint tensors of a linear layer into one that is ready to run."""
+    """Turns the checkpoint tensors of a linear layer into a weight; the core's kernels multiply by it."""
 
     lossless = True
     """Whether weights keep the checkpoint's values. If not, tests say how far off they may be: ``weight_error``."""
@@ -64,34 +64,18 @@ class MineQuantizer:
         """The checkpoint tensors that each part of a layer has, and how each may be cut for tensor parallelism."""
         return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
 
-    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        """What :meth:`pack` will add to memory, from shapes alone. ``tied``: the weight is the embedding's."""
-        weights = 0 if tied else spec.out_features * spec.in_features  # one that stays as it is adds nothing
-        biases = spec.out_features if any(part.bias for part in spec.parts) else 0
-        return int((weights + biases) * dtype.itemsize)
+    def format(self, spec: LinearSpec) -> WeightFormat | None:
+        """What :meth:`pack` will make of a layer, to plan memory with; ``None``: a weight in the compute dtype."""
+        return None
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        """``parts``: tensors by suffix of each part (q, k, v), on the CPU as stored. Quantize here."""
-        import torch.nn.functional as F  # here, or listing the plugin would load torch
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> Weight:
+        """``parts``: tensors by suffix of each part (q, k, v), on the CPU as stored. Quantize here: for one that does,
+        there are ``QuantizedWeight``, whose kernels the core has, and ``CustomWeight``."""
+        import torch  # here, or listing the plugin would load torch
 
-        weight = _joined([part["weight"] for part in parts], dtype, device)
-        tensors = {"weight": weight}
-        if any("bias" in part for part in parts):
-            biases = [
-                part["bias"] if "bias" in part else part["weight"].new_zeros(len(part["weight"])) for part in parts
-            ]
-            tensors["bias"] = _joined(biases, dtype, device)
-
-        def linear(x: Tensor) -> Tensor:
-            """``[M, in] -> [M, out]`` in the dtype of ``x``, in new memory."""
-            return F.linear(x, weight, tensors.get("bias"))
-
-        return PackedLinear(tensors, reference=linear, apply=linear, out_features=len(weight), label="F.linear")
-
-
-def _joined(tensors: Sequence[Tensor], dtype: Any, device: str) -> Tensor:
-    """One after another; a single one is not copied, so that a tied weight stays shared."""
-    import torch
-
-    moved = [tensor.to(device, dtype) for tensor in tensors]
-    return moved[0] if len(moved) == 1 else torch.cat(moved)
+        weights = [part["weight"] for part in parts]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # a tied weight stays shared
+        if not any("bias" in part for part in parts):
+            return PlainWeight(weight)
+        biases = [part.get("bias", part["weight"].new_zeros(len(part["weight"]))) for part in parts]
+        return PlainWeight(weight, torch.cat(biases))

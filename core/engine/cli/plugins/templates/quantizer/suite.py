@@ -4,7 +4,7 @@ from engine.testing.quantizer import QuantizerConformance
 
 
 class TestMineQuantizer(QuantizerConformance):
-    """What the core relies on. What layers offer beside products has suites of its own, to inherit as well."""
+    """What the core relies on."""
 
     weight_error = 0.0
     """Of the largest weight of a part. More where weights are rounded."""

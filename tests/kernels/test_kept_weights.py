@@ -24,13 +24,15 @@ from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
+from engine.kernels import disk_cache, kept_weights
+from engine.kernels.disk_cache import DiskCache, Kept
+from engine.kernels.linear import PackedLinear
+from engine.kernels.packer import Packer
+from engine.kernels.packing import Target
 from engine.kernels.quantized import paired, unpaired
 from engine.native.folder import user_folder
 from engine.testing.context import build_context
-from engine_plugins.quantizer import disk_cache, kept_weights
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
-from engine_plugins.quantizer.disk_cache import DiskCache, Kept
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8, OnLoad
 
 SIZES = (48, 160)
@@ -85,28 +87,32 @@ def model(tmp_path: Path) -> Model:
     return Model(tmp_path / "model")
 
 
-Make = Callable[..., OnLoad]
+Make = Callable[..., Packer]
 
 
-def int4(cache: Path | str, execution: str = "compile", **config: Any) -> OnLoad:
-    return Int4(Int4Config(group_size=32, cache=str(cache), **config), context(execution))
+def int4(cache: Path | str, execution: str = "compile", group_size: int = 32, **config: Any) -> Packer:
+    return packer(Int4(Int4Config(group_size=group_size, cache=str(cache), **config), context()), execution)
 
 
-def int8(cache: Path | str, execution: str = "compile", **config: Any) -> OnLoad:
-    return Int8(Int8Config(cache=str(cache), **config), context(execution))
+def int8(cache: Path | str, execution: str = "compile", dtype: torch.dtype = torch.float32, **config: Any) -> Packer:
+    return packer(Int8(Int8Config(cache=str(cache), **config), context()), execution, dtype)
 
 
-def fp8(cache: Path | str, execution: str = "compile", **config: Any) -> OnLoad:
-    return FP8(FP8Config(cache=str(cache), **config), context(execution))
+def fp8(cache: Path | str, execution: str = "compile", **config: Any) -> Packer:
+    return packer(FP8(FP8Config(cache=str(cache), **config), context()), execution)
 
 
-def context(execution: str) -> BuildContext:
-    made = build_context(execution=execution)
+def packer(quantizer: OnLoad, execution: str, dtype: torch.dtype = torch.float32) -> Packer:
+    return Packer(quantizer, Target("cpu", dtype, execution == "compile"))
+
+
+def context() -> BuildContext:
+    made = build_context()
     return replace(made, model=replace(made.model, path="/a/model", name="../a model"))
 
 
-def pack(quantizer: OnLoad, model: Model, rank: str = "") -> PackedLinear:
-    return quantizer.pack(model.spec, model.parts(rank), torch.float32, "cpu")
+def pack(made: Packer, model: Model, rank: str = "") -> PackedLinear:
+    return made(model.spec, model.parts(rank))
 
 
 def files(cache: Path) -> list[Path]:
@@ -143,7 +149,7 @@ def test_kept_files_are_safetensors_that_only_the_user_can_write_to(make: Make, 
 
 def test_activations_and_the_compute_dtype_share_what_is_kept(model: Model, tmp_path: Path) -> None:
     pack(int8(tmp_path / "cache"), model)
-    other = int8(tmp_path / "cache", activations="int8").pack(model.spec, model.parts(), torch.bfloat16, "cpu")
+    other = pack(int8(tmp_path / "cache", dtype=torch.bfloat16, activations="int8"), model)
     assert other.label.endswith(READ) and "int8 activations" in other.label
 
 
@@ -163,8 +169,7 @@ def test_other_settings_ranks_and_code_have_files_of_their_own(
     cache = tmp_path / "cache"
     pack(int4(cache), model, "out 0/2")
     assert pack(int4(cache), model, "out 1/2").label.endswith(WRITTEN)
-    wider = Int4(Int4Config(group_size=64, cache=str(cache)), context("compile"))
-    assert pack(wider, model, "out 0/2").label.endswith(WRITTEN)
+    assert pack(int4(cache, group_size=64), model, "out 0/2").label.endswith(WRITTEN)
     assert pack(int8(cache), model, "out 0/2").label.endswith(WRITTEN)
     assert pack(int4(cache, "eager"), model, "out 0/2").label.endswith(WRITTEN)
     monkeypatch.setattr(kept_weights, "_code", lambda: "another version")
@@ -407,7 +412,7 @@ def test_processes_that_start_at_once_replace_each_others_files_whole(tmp_path: 
 
 def test_tensors_that_come_from_no_file_are_not_kept(model: Model, tmp_path: Path) -> None:
     parts = [dict(part) for part in model.parts()]
-    packed = int4(tmp_path / "cache").pack(model.spec, parts, torch.float32, "cpu")
+    packed = int4(tmp_path / "cache")(model.spec, parts)
     assert "disk" not in packed.label and not (tmp_path / "cache").exists()
 
 
