@@ -108,9 +108,9 @@ class Manifest:
             yield from self.experts(op)
         yield from map(self.linear, self._single(op))
         yield from (self.linear(spec, "heads") for spec in op.projections)
-        tensors = as_they_are(node)
-        if tensors.numbers:
-            yield tensors
+        small = as_they_are(node)
+        if any(small.parts):
+            yield small
 
     def _single(self, op: Op) -> Sequence[LinearSpec]:
         """Linear layers of an op that are stored one by one."""
