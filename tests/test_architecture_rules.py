@@ -52,8 +52,8 @@ MAY_IMPORT = {
         "contracts",
         "version",
     },
-    "service": {"service", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
-    "http": {"http", "counters", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
+    "service": {"service", "counters", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
     "cli": {"cli", "testing", "http", "service", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
@@ -412,7 +412,7 @@ def test_no_child_runs_files_of_the_current_folder():
 WALL_CLOCK = {
     "core/engine/native/file_cache.py",  # ages of files
     "core/engine/service/chat_template.py",  # the date, for templates
-    "core/engine/http/preparing.py",  # "created"
+    "core/engine/service/prepare.py",  # "created"
     "core/engine/http/state.py",  # "created"
     "plugins/engine_plugins/exporter/otlp.py",  # times of spans
     "plugins/engine_plugins/exporter/outbox.py",  # "Retry-After", as a date

@@ -93,7 +93,7 @@ async def running(script: Script = HELLO, start: bool = True, **server: Any) -> 
     instance = Server(make_plan(**server), client, router, [exporter], make_tokenizer(), say=lambda line: None)
     await instance.listen()
     if start:
-        await instance.state.supervisor.start()
+        await instance.state.engine.supervisor.start()
     try:
         yield Running(instance, client, router, exporter)
     finally:

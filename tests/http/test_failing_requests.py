@@ -12,9 +12,9 @@ import pytest
 import structlog
 
 from engine.contracts.request import EngineRequest, TokensOut
-from engine.http import chat_format, preparing
+from engine.http import chat_format
 from engine.loop.client import OutputStream
-from engine.service import parsing
+from engine.service import parsing, prepare
 from engine.service.detokenizer import IncrementalDetokenizer
 from engine.service.stops import StopMatcher
 from engine.service.template_worker import TemplateWorker
@@ -54,20 +54,20 @@ def inject(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, hook: str, te
 
 
 def inject_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, parsing, "template_messages", "parse", lambda messages: str(messages))
+    inject(monkeypatch, parsing, "turns_of", "parse", lambda messages: str(messages))
     inject(monkeypatch, TemplateWorker, "render", "template", lambda self, messages, *_: str(messages))
     inject(monkeypatch, Tokenizer, "_plain_ids", "tokenize", lambda self, text: text)
-    inject(monkeypatch, preparing, "sampling_params", "parameters", lambda request, *_: request.user or "")
+    inject(monkeypatch, prepare, "sampling_params", "parameters", lambda request, *_: request.user or "")
     inject(monkeypatch, IncrementalDetokenizer, "feed", "detokenize", lambda self, token: "<detokenize>" * (token == 1))
     inject(monkeypatch, StopMatcher, "feed", "stop", lambda self, text, *_: "<stop>" * ("\2" in text))
-    inject(monkeypatch, chat_format.ChatFormat, "_object", "format", lambda self, kind, choices: self._job.request.user)
+    inject(monkeypatch, chat_format.ChatFormat, "object", "format", lambda self, kind, choices: self.job.options.user)
     # What cannot be written as JSON.
-    original = chat_format.ChatFormat._object
+    original = chat_format.ChatFormat.object
 
     def strange(self: Any, kind: str, choices: Any) -> Any:
-        return original(self, kind, choices) | ({"strange": object()} if self._job.request.user == "<encode>" else {})
+        return original(self, kind, choices) | ({"strange": object()} if self.job.options.user == "<encode>" else {})
 
-    monkeypatch.setattr(chat_format.ChatFormat, "_object", strange)
+    monkeypatch.setattr(chat_format.ChatFormat, "object", strange)
 
 
 def answer_of(request: EngineRequest) -> list[tuple[int, ...]]:

@@ -162,15 +162,16 @@ async def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 async def test_what_clients_make_up_adds_no_series() -> None:
     page = PrometheusExporter(PrometheusConfig(), build_context())
 
-    def series() -> set[str]:
-        return set(re.findall(r"^(\w+(?:\{[^}]*\})?) ", page.render(), re.MULTILINE))
-
     async with running() as server:
+        state = server.server.state
+        page.watch(state.engine.counters.readings)
+
+        def series() -> set[str]:
+            return set(re.findall(r"^(\w+(?:\{[^}]*\})?) ", state.bus.settled(page.render), re.MULTILINE))
+
         await server.post(CHAT, chat())
         await server.post(CHAT, chat(temperature=9))
         await server.post(CHAT, chat(model="another"))
-        state = server.server.state
-        page.export(state.bus.settled(lambda: list(server.exporter.events)))
         before = series()
         for i in range(100):
             made_up = f"x{i}"
@@ -178,5 +179,4 @@ async def test_what_clients_make_up_adds_no_series() -> None:
             await server.post(CHAT, chat(model=made_up))
             await server.post(f"/{made_up}", chat())
             await server.post(CHAT, chat(), method=f"M{i}")
-        page.export(state.bus.settled(lambda: list(server.exporter.events)))
         assert len(before) > 20 and series() == before

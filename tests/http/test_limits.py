@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from engine.http import answering, bodies
+from engine.http.errors import error_body
 from engine.service import body_parser, validation
 from engine.service.admission import Admission
 from engine.service.body_parser import BodyParser
@@ -43,7 +44,7 @@ def refused(kind: Any, **fields: Any) -> ApiError:
 
 def test_prompts_are_counted_before_anything_is_done_for_each_of_them() -> None:
     error = refused(ParsedCompletion, prompt=[["not ids"]] * 5)
-    assert error.status == 400  # of the wrong type, which is found while decoding
+    assert error.kind == "invalid"  # of the wrong type, which is found while decoding
     for prompt in ([[1]] * 5, ["a"] * 5):
         assert "5 prompts x n=1" in refused(ParsedCompletion, prompt=prompt).message
     assert "1 prompts x n=5" in refused(ParsedCompletion, prompt="a", n=5).message
@@ -62,7 +63,7 @@ def test_more_messages_or_ids_than_the_model_takes_tokens_are_refused_while_pars
 def test_ids_outside_the_vocabulary_are_refused_while_parsing() -> None:
     assert refused(ParsedCompletion, prompt=[[0], [VOCAB]]).param == "prompt"
     assert refused(ParsedDetokenize, tokens=[VOCAB]).param == "tokens"
-    assert refused(ParsedDetokenize, tokens=[2**31]).status == 400
+    assert refused(ParsedDetokenize, tokens=[2**31]).kind == "invalid"
 
 
 def test_parsed_ids_are_packed_and_the_prompt_does_not_stay_with_the_options() -> None:
@@ -245,11 +246,11 @@ async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:
             try:
                 expected = parse(kind, body, LIMITS)
             except ApiError as error:
-                expected = error.body()
+                expected = error_body(error)
             try:
                 got: Any = await parser.parse(kind, body, LIMITS)
             except ApiError as error:
-                got = error.body()
+                got = error_body(error)
             assert got == expected
     finally:
         parser.close()
@@ -267,7 +268,7 @@ async def test_a_body_that_cannot_be_parsed_within_limits_is_refused_and_the_nex
         monkeypatch.setattr(body_parser, "CPU_S", 0.01)
         with pytest.raises(ApiError, match="CPU time") as refused:
             await parser.parse(kind, slow, LIMITS)
-        assert refused.value.status == 400
+        assert refused.value.kind == "invalid"
         monkeypatch.undo()
         assert (await parser.parse(kind, body, LIMITS)).options.user == "ann"
     finally:
@@ -284,7 +285,7 @@ def test_a_logit_bias_of_too_many_tokens_is_refused_while_parsing() -> None:
 async def test_the_client_of_a_conversation_that_breaks_a_limit_gets_400() -> None:
     async with running() as server:
         worker = TemplateWorker(TemplateSource(ON_REQUEST, {}))
-        server.server.state.tokenizer.template = worker
+        server.server.state.engine.tokenizer.template = worker
         (status, _, body), (other, _, _) = await asyncio.gather(
             server.post("/v1/chat/completions", chat("boom")), server.post("/v1/chat/completions", chat("hi"))
         )

@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from engine.http.preparing import encode_text, encode_turns
+from engine.http.errors import error_body
 from engine.service.chat_template import TemplateSource
 from engine.service.errors import ApiError
+from engine.service.prepare import encode_text, encode_turns
 from engine.service.protocol import IGNORED, ChatRequest, CompletionRequest, decode
 from engine.service.template_worker import TemplateWorker
 from engine.service.tokenizer import Tokenizer
+from engine.service.turns import Turn
 from engine.service.validation import sampling_params
 
 from ..service.fakes import (
@@ -39,8 +41,8 @@ from .fakes import chat, completion, events_of, running
 def refused(body: bytes, kind: Any = ChatRequest) -> ApiError:
     with pytest.raises(ApiError) as caught:
         decode(body, kind)
-    assert caught.value.status == 400
-    error = json.loads(caught.value.body())["error"]
+    assert caught.value.kind == "invalid"
+    error = json.loads(error_body(caught.value))["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return caught.value
 
@@ -76,7 +78,7 @@ def test_text_whose_ids_the_model_lacks_is_refused() -> None:
     with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
         asyncio.run(encode_text(state, "", "x"))
     with pytest.raises(ApiError, match="outside the vocabulary"):
-        asyncio.run(encode_turns(state, "", [{"role": "user", "content": "x"}], True))
+        asyncio.run(encode_turns(state, "", [Turn("user", "x")], True))
 
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
@@ -132,15 +134,15 @@ def test_null_means_absent() -> None:
 
 
 def test_images_are_refused_where_they_are() -> None:
-    from engine.service.validation import template_messages
+    from engine.service.validation import turns_of
 
     request = decode(
         json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}).encode(),
         ChatRequest,
     )
     with pytest.raises(ApiError) as caught:
-        template_messages(request.messages)
-    assert (caught.value.status, caught.value.param) == (400, "messages[0].content[0]")
+        turns_of(request.messages)
+    assert (caught.value.kind, caught.value.param) == ("invalid", "messages[0].content[0]")
     assert caught.value.message == (
         "'messages[0].content[0]' has type 'image_url', expected type 'text' with a 'text': this server computes text "
         "only, of models that see images, too."
@@ -155,7 +157,7 @@ def test_any_value_of_a_field_is_taken_or_refused_but_never_a_crash(value: Any) 
         try:
             decode(data, ChatRequest)
         except ApiError as error:
-            assert error.status == 400
+            assert error.kind == "invalid"
 
 
 @in_loop
@@ -274,7 +276,7 @@ def sentencepiece() -> Tokenizer:
 @in_loop
 async def test_a_text_has_no_space_before_it_and_its_indents_are_spaces() -> None:
     async with running(lambda request: [(2,), (3,)]) as server:
-        server.server.state.tokenizer = tokenizer = sentencepiece()
+        server.server.state.engine.tokenizer = tokenizer = sentencepiece()
         _, _, data = await server.post("/detokenize", {"tokens": [1, 3, 2]})
         assert json.loads(data) == {"prompt": "Hello     w"}
         asked = completion(prompt=[1, 2], max_tokens=2, echo=True, logprobs=0)

@@ -269,7 +269,7 @@ async def test_the_engine_dies_under_a_stream_and_the_listener_stays() -> None:
         whole = asyncio.create_task(server.post(CHAT, chat()))
         while len(server.client.requests) < 2:
             await asyncio.sleep(0)
-        watch = asyncio.create_task(server.server.state.supervisor.watch())
+        watch = asyncio.create_task(server.server.state.engine.supervisor.watch())
         server.client.die()
         rest = await reader.readuntil(b"data: [DONE]\n\n")
         assert b'"code":"engine_dead"' in rest and b'finish_reason":"stop' not in rest
@@ -367,7 +367,7 @@ async def test_what_does_not_finish_in_time_ends_in_an_error_event(second_signal
 async def test_an_engine_that_hangs_gets_no_request() -> None:
     async with running() as server:
         assert (await server.post(CHAT, chat()))[0] == 200
-        supervisor = server.server.state.supervisor
+        supervisor = server.server.state.engine.supervisor
         supervisor._silent_s = 60.0  # the engine process is there, and answers nothing
         status, headers, data = await server.post(CHAT, chat())
         assert (status, error_of(data)["code"]) == (503, "not_ready") and "retry-after" in headers
@@ -520,10 +520,10 @@ async def test_nothing_is_left_after_a_mix_of_finished_aborted_and_refused_reque
 
 def counting(server: Running) -> None:
     """Its engine counts experts, as far as the server knows."""
-    state = server.server.state
-    choice = state.plan.choice("parallelism")
+    engine = server.server.state.engine
+    choice = engine.plan.choice("parallelism")
     counts = replace(choice, config={**choice.config, "count_experts": True})
-    state.plan = replace(state.plan, slots={**state.plan.slots, "parallelism": (counts,)})
+    engine.plan = replace(engine.plan, slots={**engine.plan.slots, "parallelism": (counts,)})
 
 
 @in_loop

@@ -45,7 +45,7 @@ async def serving() -> AsyncIterator[tuple[Running, dict[str, list[int]]]]:
     router: Any = DirectRouter()
     server = Server(plan, client, router, [], Tokenizer.from_directory(plan.model.path), say=lambda line: None)
     await server.listen()
-    await server.state.supervisor.start()
+    await server.state.engine.supervisor.start()
     try:
         yield Running(server, client, router, MemoryExporter()), said  # type: ignore[arg-type]
     finally:
@@ -123,7 +123,7 @@ def test_usage_is_what_the_tokenizer_counts(count: int) -> None:
 
     async def scenario() -> None:
         async with serving() as (server, said):
-            counter, together = Counter(Path(server.server.state.plan.model.path)), asyncio.Semaphore(12)
+            counter, together = Counter(Path(server.server.state.engine.plan.model.path)), asyncio.Semaphore(12)
             cached = stopped = 0
 
             async def one(body: dict[str, Any]) -> None:

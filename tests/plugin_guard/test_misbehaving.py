@@ -117,7 +117,7 @@ def test_a_plugin_of_the_server_that_breaks_its_contract_is_named_in_the_log(fou
         client = ScriptedClient(HELLO)
         server = Server(make_plan(), client, router, exporters, make_tokenizer(), say=lambda line: None)
         await server.listen()
-        await server.state.supervisor.start()
+        await server.state.engine.supervisor.start()
         running = Running(server, client, router, exporter)
         status, _, body = await running.post("/v1/chat/completions", chat())
         assert status == (200 if slot == "exporter" or hasattr(plugin, "serves") else 500), body

@@ -9,6 +9,7 @@ import pytest
 
 from engine.service.errors import ApiError
 from engine.service.parsing import Limits, ParsedChat, ParsedCompletion, ParsedTokenize, parse
+from engine.service.turns import Turn, plain_turns
 from engine.service.validation import output_limit, sampling_params
 
 LIMITS = Limits("tiny", 8, 100, 100, 1000)
@@ -49,7 +50,7 @@ def completion(**fields: Any) -> ParsedCompletion:
 def refused(ask: Any, **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         ask(**fields)
-    assert caught.value.status == 400
+    assert caught.value.kind == "invalid"
     return caught.value
 
 
@@ -67,7 +68,7 @@ def test_null_means_absent_at_every_depth() -> None:
         anything=None,
     )
     content = [{"type": "text", "text": "hi"}]
-    assert asked.turns == [{"role": "user", "content": content}, {"role": "assistant", "content": ""}, HI]
+    assert plain_turns(asked.turns) == [{"role": "user", "content": content}, {"role": "assistant", "content": ""}, HI]
     assert asked.variables == {"b": 1}
     assert sampling_params(asked.options, 5, 100) == sampling_params(chat().options, 5, 100)
 
@@ -91,7 +92,7 @@ def test_fields_of_other_services_turn_nobody_away(ask: Any) -> None:
 
 def test_fields_of_messages_turn_nobody_away() -> None:
     turn = {"role": "assistant", "content": "b", "reasoning": "why", "id": "msg_1", "refusal": None, "annotations": []}
-    assert chat(messages=[turn, HI]).turns[0] == {"role": "assistant", "content": "b", "reasoning": "why"}
+    assert chat(messages=[turn, HI]).turns[0] == Turn("assistant", "b", reasoning="why")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -12,12 +13,11 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
 from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
-from engine.counters.engine import EngineCounters
 from engine.http import middleware
+from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
-from engine.http.routes.chat import chat_completions
-from engine.http.routes.completions import completions
+from engine.http.endpoints import ENDPOINTS
 from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
@@ -35,10 +35,12 @@ from engine.http.routes.tokenize import tokenize
 from engine.http.routes.tokenizer_info import tokenizer_info
 from engine.http.routes.ui import add_ui
 from engine.http.routes.version import version
-from engine.http.state import STATE, Recorder, ServerState, fingerprint
+from engine.http.state import STATE, Recorder, ServerState
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
+from engine.service.dispatch import Dispatcher
+from engine.service.engines import EngineHandle
 from engine.service.findings import Finders
 from engine.service.latency import RollingLatency
 from engine.service.tokenizer import Tokenizer
@@ -56,28 +58,25 @@ def build_app(
     """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name.
     Call inside a running event loop."""
     settings = plan.settings.server
+    engine = EngineHandle("default", plan, client, tokenizer)
+    engines, counters = {engine.id: engine}, engine.counters
     latencies, waterfalls = RollingLatency(), Waterfalls()
-    counters = EngineCounters(plan.drafter.max_width)
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
             exporter.watch(counters.readings)
     bus = EventBus([Recorder(counters.add), *exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
     state = ServerState(
-        plan=plan,
-        client=client,
-        router=router,
+        settings=settings,
+        engines=engines,
+        dispatcher=Dispatcher(router, engines, bus),
         exporters=tuple(exporters),
-        tokenizer=tokenizer,
         admission=Admission(settings.max_queue),
         bodies=Bodies(settings.max_body_bytes),
         bus=bus,
-        counters=counters,
         latency=latencies,
         waterfalls=waterfalls,
-        fingerprint=fingerprint(plan),
         finders=Finders(finders or {}),
     )
-    tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
     client.on_events(state.prefill.add)
     cross_origin = CrossOrigin(settings.cors_origins)
@@ -93,8 +92,8 @@ def build_app(
 
 
 def _add_routes(router: web.UrlDispatcher) -> None:
-    router.add_post("/v1/chat/completions", chat_completions)
-    router.add_post("/v1/completions", completions)
+    for endpoint in ENDPOINTS:
+        router.add_post(endpoint.path, partial(answer, endpoint))
     router.add_get("/v1/models", list_models)
     router.add_get("/v1/models/{model:.+}", one_model)
     router.add_post("/tokenize", tokenize)
@@ -121,6 +120,7 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     state.session = aiohttp.ClientSession(auto_decompress=False)
     yield
     await state.session.close()
-    state.tokenizer.close()
+    for engine in state.engines.values():
+        engine.tokenizer.close()
     state.body_parser.close()
     await asyncio.to_thread(state.bus.close)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import StreamReader, web
 
+from engine.http.errors import HttpError
 from engine.service.addresses import network_of
 from engine.service.errors import ApiError
 
@@ -72,7 +73,9 @@ class Bodies:
     def take(self, client: str, size: int) -> None:
         most = LARGEST_AT_ONCE * self._limit
         if size > 0 and (self.taken + size > most or self._taken_by[client] + size > most // 2):
-            raise ApiError(429, "The server is reading too many large requests.", code="bodies_full", retry_after_s=1)
+            raise ApiError(
+                "overloaded", "The server is reading too many large requests.", code="bodies_full", retry_after_s=1
+            )
         self.taken += size
         self._taken_by[client] += size
         if not self._taken_by[client]:
@@ -81,12 +84,12 @@ class Bodies:
     def _check_head(self, request: web.Request) -> None:
         encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
-            raise ApiError(
+            raise HttpError(
                 415, "Content-Encoding is not supported; send the body as it is.", code="unsupported_encoding"
             )
         if "Origin" in request.headers and request.content_type != "application/json":
             # What a web page can send without asking this server first must not reach it.
-            raise ApiError(415, "Content-Type must be application/json.", code="unsupported_media_type")
+            raise HttpError(415, "Content-Type must be application/json.", code="unsupported_media_type")
         if (request.content_length or 0) > self._limit:
             raise self._too_large()
 
@@ -102,36 +105,14 @@ class Bodies:
                     body.count(size)
                     parts.append(part)
         except TimeoutError:
-            raise ApiError(408, f"The body did not arrive within {BODY_S:.0f} s.", code="body_timeout") from None
+            raise HttpError(408, f"The body did not arrive within {BODY_S:.0f} s.", code="body_timeout") from None
         body.data = b"".join(parts)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
+        return HttpError(
             413, f"The body is larger than {self._limit} bytes (server.max_body_bytes).", code="request_too_large"
         )
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def error_response(error: ApiError) -> web.Response:
-    return web.Response(
-        body=error.body(), status=error.status, headers=error.headers(), content_type="application/json"
-    )
-
-
-def http_error_response(error: web.HTTPException, method: str) -> web.Response:
-    """What aiohttp refuses by itself, as this server's errors look."""
-    if error.status == 404:
-        shown = ApiError(404, "There is no such path on this server.", code="not_found")
-    elif error.status == 405:
-        shown = ApiError(405, f"This path does not take {method[:16]}.", code="method_not_allowed")
-    elif error.status == 417:
-        shown = ApiError(417, "The only Expect header supported is 100-continue.", code="expectation_failed")
-    else:
-        shown = ApiError(error.status, error.reason or "The request failed.", code="http_error")
-    response = error_response(shown)
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
-    return response

@@ -13,7 +13,7 @@ from typing import cast
 
 from aiohttp import web
 
-from engine.http.bodies import error_response, http_error_response
+from engine.http.errors import HttpError, error_body, error_response, http_error_response
 from engine.service.errors import ApiError
 from engine.service.logs import Repeated, http_logger
 
@@ -160,9 +160,9 @@ class Connection(web.RequestHandler):
             raise ConnectionError("a part of the answer is out already")
         if status >= 500:
             self.log_exception("request failed outside its handler", exc_info=exc)
-            response = error_response(ApiError(status, "The server failed on this request.", code="internal_error"))
+            response = error_response(HttpError(status, "The server failed on this request.", code="internal_error"))
         else:
-            response = error_response(ApiError(status, f"Not a valid HTTP request: {_reason(message)}.", code="http"))
+            response = error_response(HttpError(status, f"Not a valid HTTP request: {_reason(message)}.", code="http"))
         response.force_close()
         return response
 
@@ -231,9 +231,12 @@ class _Refusal(asyncio.Protocol):
 
 def _refusal() -> bytes:
     error = ApiError(
-        503, "The server has as many connections as it can hold.", code="too_many_connections", retry_after_s=2
+        "unavailable",
+        "The server has as many connections as it can hold.",
+        code="too_many_connections",
+        retry_after_s=2,
     )
-    body = error.body()
+    body = error_body(error)
     return (
         f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         f"Retry-After: {error.retry_after_s}\r\nConnection: close\r\n\r\n"

@@ -16,9 +16,10 @@ from aiohttp import web
 
 from engine.contracts.config import ServerSettings
 from engine.contracts.events import RejectedEvent
-from engine.http.bodies import error_response, http_error_response
+from engine.http import endpoints
 from engine.http.compression import compressed
 from engine.http.connections import Connection
+from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
 from engine.http.state import STATE, TRACE
 from engine.service.errors import ApiError
@@ -28,7 +29,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Served without a key."""
 PROBES = frozenset({"/health", "/ready"}) | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
-GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")
@@ -62,8 +62,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except ApiError as error:
-        if _route(request) in GENERATION_ROUTES and _is_refusal(error):
-            event = RejectedEvent(time.monotonic(), error.status, error.code or "invalid_request")
+        if _route(request) in endpoints.PATHS and _is_refusal(error):
+            event = RejectedEvent(time.monotonic(), status_of(error), error.code or "invalid_request")
             request.app[STATE].bus.publish((event,))
         return error_response(error)
     except web.HTTPException as error:
@@ -73,7 +73,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception as error:
         # The last resort: the fault is logged by type and place, the client learns nothing internal.
         log.error("handler failed", error=type(error).__name__, at=_place(error), request_id=request[REQUEST_ID])
-        return error_response(ApiError(500, "The server failed on this request.", code="internal_error"))
+        return error_response(ApiError("failed", "The server failed on this request.", code="internal_error"))
 
 
 @web.middleware
@@ -83,13 +83,13 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
     if settings.api_key is None:
         if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
-            raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
+            raise HttpError(403, "This server answers to local names only (server.host).", code="foreign_host")
     elif not _is_open(_route(request), settings) and not has_key(
         request.headers.getall("Authorization", []), request.headers.getall("x-api-key", []), settings.api_key
     ):
         asks = " With server.ui=true, the page asks for it." if _route(request) in UI_ROUTES else ""
         message = f"Wrong or missing API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.{asks}"
-        raise ApiError(401, message, code="invalid_api_key")
+        raise HttpError(401, message, code="invalid_api_key")
     return await handler(request)
 
 
@@ -127,7 +127,7 @@ def _digest(text: str) -> bytes:
 
 def _is_refusal(error: ApiError) -> bool:
     """Refused at the door, as opposed to failed on the way."""
-    return error.status < 500 or error.code in ("draining", "not_ready")
+    return status_of(error) < 500 or error.code in ("draining", "not_ready")
 
 
 def _is_open(route: str | None, settings: ServerSettings) -> bool:

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
-
 from engine.contracts.events import Chunk, Event, StepEvent
-from engine.service.generation import SequenceRun
+from engine.service.job import Job
 
 Write = Callable[[bytes], Awaitable[None]]
+MakeEvent = Callable[[dict[str, Any]], bytes]
 
 
 class PrefillProgress:
@@ -31,13 +30,13 @@ class PrefillProgress:
                     self._watchers[chunk.request_id].put_nowait(chunk)
 
     @asynccontextmanager
-    async def shown(self, write: Write, run: SequenceRun, chunk: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
-        """Within it, each step that computes a part of the prompt, but the last, sends ``chunk()`` with
-        ``prompt_progress``: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached ones among
-        them, and ``time_ms``."""
-        name = run.spec.request_id
+    async def shown(self, write: Write, job: Job, make_event: MakeEvent) -> AsyncIterator[None]:
+        """Within it, each step that computes a part of the one prompt of a job, but the last, sends ``make_event`` of
+        its progress: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached ones among them, and
+        ``time_ms``."""
+        name = job.name(0)
         self._watchers[name] = asyncio.Queue()
-        task = asyncio.create_task(self._show(self._watchers[name], write, run.spec.prompt_tokens, chunk))
+        task = asyncio.create_task(self._show(self._watchers[name], write, len(job.prompt(0)), make_event))
         try:
             yield
         finally:
@@ -45,9 +44,7 @@ class PrefillProgress:
             del self._watchers[name]
 
     @staticmethod
-    async def _show(
-        chunks: asyncio.Queue[Chunk], write: Write, total: int, chunk: Callable[[], dict[str, Any]]
-    ) -> None:
+    async def _show(chunks: asyncio.Queue[Chunk], write: Write, total: int, make_event: MakeEvent) -> None:
         begun_s, cached = time.monotonic(), -1
         with suppress(ConnectionError):  # the request's own task notices
             while (computed := await chunks.get()).context + computed.num_tokens < total:
@@ -58,4 +55,4 @@ class PrefillProgress:
                     "processed": computed.context + computed.num_tokens,
                     "time_ms": round((time.monotonic() - begun_s) * 1e3, 3),
                 }
-                await write(msgspec.json.encode(chunk() | {"prompt_progress": progress}))
+                await write(make_event(progress))

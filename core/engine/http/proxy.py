@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
 from aiohttp import web
 
+from engine.contracts.events import ProxiedEvent
 from engine.http.compression import accepted
+from engine.http.errors import HttpError, error_body, status_of
 from engine.http.sse import DONE, event
 from engine.http.state import ServerState
 from engine.service.admission import Flight
 from engine.service.errors import ApiError
+from engine.service.job import Job
 from engine.service.trace_context import TraceContext
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
 PASSED_ON = ("Retry-After", "Content-Encoding", "Vary")
 log = structlog.get_logger("engine.proxy")
+
+
+async def answer(
+    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes
+) -> web.StreamResponse:
+    """:func:`forward`, reported to exporters."""
+    arrival, status = job.arrival, 499
+    try:
+        response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace)
+        status = response.status
+        return response
+    except ApiError as error:
+        status = status_of(error)
+        raise
+    except Exception as error:
+        status = 499 if isinstance(error, ConnectionError) else 500
+        raise
+    finally:
+        now_s, trace = time.monotonic(), arrival.trace
+        total_ms = (now_s - arrival.received_s) * 1e3
+        name, kind, server = job.api.request_id, job.api.kind, urlsplit(base_url).netloc.rpartition("@")[2]
+        ended = ProxiedEvent(now_s, name, kind, server, status, total_ms, trace.parent, trace.span_id)
+        state.bus.publish((ended,))
 
 
 async def forward(
@@ -65,7 +93,7 @@ async def forward(
         failure = flight.failure
     except (aiohttp.ClientError, TimeoutError) as error:
         log.error("proxied request failed", error=type(error).__name__)
-        failure = ApiError(502, "The server this request was routed to did not answer.", code="bad_gateway")
+        failure = HttpError(502, "The server this request was routed to did not answer.", code="bad_gateway")
     if not response.prepared:
         raise failure
     if not stream or "Content-Encoding" in response.headers:
@@ -73,7 +101,7 @@ async def forward(
         if http.transport is not None:
             http.transport.abort()
         return response
-    await response.write(b"\n\n" + event(failure.body()) + DONE)
+    await response.write(b"\n\n" + event(error_body(failure)) + DONE)
     await response.write_eof()
     return response
 

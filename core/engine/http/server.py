@@ -142,11 +142,11 @@ class Server:
             await asyncio.gather(stopping, engine, return_exceptions=True)
 
     async def _run_engine(self) -> None:
-        await self.state.tokenizer.warm()
+        await self.state.engine.tokenizer.warm()
         self._say("starting: engine process")
         before = await asyncio.to_thread(self.state.machine.read)
         async with StartReport(self._say) as report:
-            await self.state.supervisor.start(report.show)
+            await self.state.engine.supervisor.start(report.show)
         if self._client.info is not None:
             self._say(describe_start(self._client.info))
         machine = use(before, await asyncio.to_thread(self.state.machine.read))
@@ -158,7 +158,7 @@ class Server:
         host = self._plan.settings.server.host
         host = f"[{host}]" if ":" in host else host
         self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
-        await self.state.supervisor.watch()
+        await self.state.engine.supervisor.watch()
 
     async def _drain(self) -> None:
         admission = self.state.admission
@@ -172,7 +172,9 @@ class Server:
             return
         idle.cancel()
         admission.fail_all(
-            ApiError(503, "The server shut down before this request was done.", code="shutdown", retry_after_s=5)
+            ApiError(
+                "unavailable", "The server shut down before this request was done.", code="shutdown", retry_after_s=5
+            )
         )
         await admission.until_idle(ABORT_S)
 

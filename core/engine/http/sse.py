@@ -12,7 +12,6 @@ from types import TracebackType
 from aiohttp import web
 
 from engine.http.compression import for_stream
-from engine.service.errors import ApiError
 from engine.service.timings import Written
 
 WRITE_TIMEOUT_S = 60.0
@@ -72,22 +71,15 @@ class EventStream:
         """The 200 is out; from here errors are events."""
         return self._response.prepared
 
-    async def write(self, *chunks: bytes) -> None:
-        """Send JSON values as events, in one write. Raises ``ConnectionError`` when the client is gone or stuck."""
-        await self._send(b"".join(map(event, chunks)))
+    async def write(self, events: bytes) -> None:
+        """Send events in one write. Raises ``ConnectionError`` when the client is gone or stuck."""
+        await self._send(events)
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End the stream with an error event."""
-        return await self._end(event(error.body()) + DONE)
-
-    async def finish(self, *chunks: bytes) -> web.StreamResponse:
-        """End the stream after these last events."""
-        return await self._end(b"".join(map(event, chunks)) + DONE)
-
-    async def _end(self, data: bytes) -> web.StreamResponse:
+    async def finish(self, events: bytes) -> web.StreamResponse:
+        """End the stream with these last events."""
         if self._pulse is not None:
             self._pulse.cancel()
-        await self._send(data, last=True)
+        await self._send(events, last=True)
         return self._response
 
     async def _send(self, data: bytes, *, last: bool = False) -> None:

@@ -46,15 +46,16 @@ class Admission:
         self.draining = False
 
     def gate(self, client: str) -> None:
-        """Refuse early, before the body is read. Raises :class:`ApiError` 503 (draining) or 429 (full)."""
+        """Refuse early, before the body is read. Raises :class:`ApiError` ``unavailable`` (draining) or ``overloaded``
+        (full)."""
         if self.draining:
-            raise ApiError(503, "The server is shutting down.", code="draining", retry_after_s=5)
+            raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
         if not self._has_room(client, 1):
             raise self._full()
 
     @contextmanager
     def enter(self, client: str, sequences: int) -> Iterator[Flight]:
-        """Take ``patterns`` places for as long as the block runs. An empty server takes any allowed request.
+        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
 
         Raises :class:`ApiError` like :meth:`gate`.
         """
@@ -108,7 +109,7 @@ class Admission:
 
     def _full(self) -> ApiError:
         return ApiError(
-            429,
+            "overloaded",
             f"The server is full: {self.in_flight} sequences wait or run (server.max_queue={self._max_queue}).",
             code="queue_full",
             retry_after_s=math.ceil(self._mean_s / 2),

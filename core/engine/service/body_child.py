@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.service.errors import ApiError
+from engine.service.errors import ApiError, Kind
 from engine.service.parsing import (
     Limits,
     Parsed,
@@ -37,7 +37,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """What becomes an :class:`ApiError`."""
 
-    status: int
+    kind: Kind
     message: str
     param: str | None
     code: str | None
@@ -51,7 +51,7 @@ def answer(frame: bytes) -> bytes:
     try:
         return msgspec.msgpack.encode(parse(KINDS[question.kind], question.body, question.limits))
     except ApiError as error:
-        return msgspec.msgpack.encode(Refusal(error.status, error.message, error.param, error.code))
+        return msgspec.msgpack.encode(Refusal(error.kind, error.message, error.param, error.code))
 
 
 def rehearse() -> None:

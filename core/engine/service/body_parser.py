@@ -39,7 +39,7 @@ class BodyParser:
         except LimitBroken as error:
             raise bad_request(f"The request body cannot be parsed: that {error}.") from None
         if isinstance(reply, Refusal):
-            raise ApiError(reply.status, reply.message, param=reply.param, code=reply.code)
+            raise ApiError(reply.kind, reply.message, param=reply.param, code=reply.code)
         assert isinstance(reply, kind)
         return reply
 

@@ -22,22 +22,24 @@ class Finders:
         self._running = ""
 
     async def run(self, name: str, engine: EngineReader) -> Findings:
-        """What the command finds. Ends it if the caller is cancelled. Raises :class:`ApiError`: 404 for a command that
-        finds nothing, 409 while one runs, 500 where one fails."""
+        """What the command finds. Ends it if the caller is cancelled. Raises :class:`ApiError`: ``not_found`` for
+        a command that finds nothing, ``conflict`` while one runs, ``failed`` where one fails."""
         if name not in self.commands:
-            raise ApiError(404, f"No command {name[:64]!r} has findings; GET /engine/findings lists those that do.")
+            raise ApiError(
+                "not_found", f"No command {name[:64]!r} has findings; GET /engine/findings lists those that do."
+            )
         if self._running:
-            raise ApiError(409, f"engine {self._running} is running already; ask again when it has ended.")
+            raise ApiError("conflict", f"engine {self._running} is running already; ask again when it has ended.")
         self._running = name
         try:
             async with asyncio.timeout(LIMIT_S):
                 found = await values.load(self.commands[name].finds)(engine)
         except TimeoutError:
-            raise ApiError(500, f"engine {name} did not end within {LIMIT_S:.0f} s.") from None
+            raise ApiError("failed", f"engine {name} did not end within {LIMIT_S:.0f} s.") from None
         except Exception as error:  # a plugin may fail in any way; it is named
-            raise ApiError(500, f"engine {name}: {error_line(error)}") from error
+            raise ApiError("failed", f"engine {name}: {error_line(error)}") from error
         finally:
             self._running = ""
         if not isinstance(found, Findings):
-            raise ApiError(500, f"engine {name} returned {quote(found)}, expected Findings.")
+            raise ApiError("failed", f"engine {name} returned {quote(found)}, expected Findings.")
         return found

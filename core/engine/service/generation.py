@@ -1,55 +1,23 @@
-"""One output sequence on its way from the engine to a client: detokenize, stop, time, count."""
+"""One output sequence on its way from the engine to a client: followed, timed, accounted for."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
-from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
+from engine.contracts.request import EngineRequest, FinishReason, Timings
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.errors import engine_died, engine_failed
-from engine.service.output_text import OutputText
-from engine.service.timings import Account, Arrival, Written, make_account
+from engine.service.job import Job
+from engine.service.output import Delta, Output
+from engine.service.timings import Account, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ShownToken:
-    """A token whose text is visible. ``offset``: characters of output text before it."""
-
-    token: int
-    offset: int
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New visible output of choice ``index``. ``tokens`` is filled when logprobs were asked for."""
-
-    index: int
-    text: str
-    tokens: tuple[ShownToken, ...] = ()
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What a run needs to know about its sequence."""
-
-    index: int
-    request_id: str
-    prompt_tokens: int
-    max_tokens: int
-    logprobs: bool
-    sent_s: float
-    """When it was handed to the engine."""
-    parameters: RequestParameters | None = None
 
 
 class SequenceRun:
@@ -57,46 +25,47 @@ class SequenceRun:
 
     def __init__(
         self,
-        spec: RunSpec,
+        job: Job,
+        index: int,
+        request: EngineRequest,
         stream: OutputStream,
-        text: OutputText,
-        arrival: Arrival,
+        output: Output,
+        sent_s: float,
         publish: Publish,
     ) -> None:
-        self.spec = spec
-        self.tokens: list[int] = []
-        """Every counted output token, the one that ended the output included."""
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-        self.finish_reason: FinishReason | None = None
-        self.stop_token: int | None = None
+        """``request``: sequence ``index`` of ``job``, handed to the engine at ``sent_s``."""
+        self.request = request
+        self.output = output
         self.account: Account | None = None
         """Set at the end."""
+        self._job = job
+        self._index = index
         self._stream = stream
-        self._text = text
-        self._arrival = arrival
+        self._sent_s = sent_s
         self._publish = publish
         self._reason: FinishReason = "abort"
         self._ended_s = 0.0
         self._detokenize_s = 0.0
-        self._pending: list[tuple[ShownToken, int]] = []
         self._first_s: float | None = None
         self._last_s = 0.0
         self._itl_ms: list[tuple[float, int]] = []
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Visible output as it comes; the last one has ``finish_reason``. Raises :class:`ApiError`."""
+        output = self.output
         try:
             async for out in self._stream:
-                if out.prompt_logprobs:
-                    self.prompt_logprobs = out.prompt_logprobs
-                text = self._take(out) if not self._text.stopped else ""
+                count, begun_s = len(output.tokens), time.monotonic()
+                delta = output.take(out)
+                self._time(len(output.tokens) - count, begun_s)
                 if out.finish_reason is not None:
-                    yield self._end(out, text)
+                    self._account(output.finish_reason or "error", out.timings)
+                    if delta is None:
+                        raise engine_failed(output.failure)
+                    yield delta
                     return
-                shown = self._release()
-                if text or shown:
-                    yield Delta(self.spec.index, text, shown)
+                if delta is not None:
+                    yield delta
         except EngineDead as dead:
             self._account("error", None)
             raise engine_died(dead.cause) from None
@@ -121,112 +90,100 @@ class SequenceRun:
         if self.account is None:
             self._account("abort", None)
         assert self.account is not None
-        spec, arrival = self.spec, self._arrival
-        # One span has the id that the client knows; what other sequences a request has are spans beside it.
-        trace = arrival.trace if spec.index == 0 else replace(arrival.trace, span_id="")
-        event = self.account.event(
-            spec.request_id, self._ended_s, self._reason, spec.max_tokens, write, trace, spec.parameters
+        api, trace, sampling = self._job.api, self._job.arrival.trace, self.request.sampling
+        if self._index:  # one span has the id that the client knows; those of other sequences are beside it
+            trace = replace(trace, span_id="")
+        parameters = RequestParameters(
+            api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
         )
-        self._publish((event,))
+        name, limit = self.request.request_id, sampling.max_tokens
+        self._publish((self.account.event(name, self._ended_s, self._reason, limit, write, trace, parameters),))
 
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
+        output = self.output
         return {
-            "tokens": tuple(self.tokens),
-            "logprobs": tuple(self.logprobs),
-            "prompt_logprobs": self.prompt_logprobs,
-            "finish_reason": self.finish_reason,
-            "stop_token": self.stop_token,
+            "tokens": tuple(output.tokens),
+            "logprobs": tuple(output.logprobs),
+            "prompt_logprobs": output.prompt_logprobs,
+            "finish_reason": output.finish_reason,
+            "stop_token": output.stop_token,
         }
 
-    def _take(self, out: TokensOut) -> str:
-        """Count and time the new tokens; returns the text they make visible."""
-        text: list[str] = []
-        before, begun_s = len(self.tokens), time.monotonic()
-        for i, token in enumerate(out.tokens):
-            self.tokens.append(token)
-            logprobs = out.logprobs[i] if i < len(out.logprobs) else None
-            if logprobs is not None:
-                self.logprobs.append(logprobs)
-            if token == out.stop_token and i == len(out.tokens) - 1:
-                self.stop_token = token
-                break
-            text.append(self._show(token, logprobs))
-            if self._text.stopped:
-                # Tokens of the same step behind the stop string never happened, as far as the client can tell.
-                self._stream.abort("stop")
-                break
+    def _time(self, count: int, begun_s: float) -> None:
+        """``count`` new tokens came at ``begun_s`` and are text now."""
         now = time.monotonic()
         self._detokenize_s += now - begun_s
-        self._time(len(self.tokens) - before, now)
-        return "".join(text)
-
-    def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
-        offset = self._text.detokenized
-        piece = self._text.feed(token)
-        end = self._text.detokenized
-        # A token without visible text that completes a stop string has no part in the output, unless the string has.
-        if self.spec.logprobs and (not self._text.stopped or end > offset or self._text.shown > end):
-            self._pending.append((ShownToken(token, offset, logprobs), end))
-        return piece
-
-    def _release(self) -> tuple[ShownToken, ...]:
-        """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
-        count, shown = 0, self._text.shown
-        for token, end in self._pending:
-            if end > shown and not (self._text.stopped and token.offset < shown):
-                break
-            count += 1
-        released = tuple(token for token, _ in self._pending[:count])
-        del self._pending[:count]
-        return released
-
-    def _end(self, out: TokensOut, text: str) -> Delta:
-        reason = out.finish_reason
-        if not self._text.stopped and reason in ("stop", "length"):
-            text += self._text.finish()
-        if self._text.stopped:
-            reason = "stop"
-        if reason not in ("stop", "length"):
-            self._account("error", out.timings)
-            raise engine_failed(out.error or "the sequence was aborted")
-        self.finish_reason = reason
-        self._account(reason, out.timings)
-        return Delta(self.spec.index, text, self._release(), reason)
-
-    def _time(self, count: int, now: float) -> None:
         if count == 0:
             return
         event: Event
         if self._first_s is None:
             self._first_s = now
-            event = FirstTokenEvent(now, self.spec.request_id, (now - self._arrival.received_s) * 1e3)
+            event = FirstTokenEvent(now, self.request.request_id, (now - self._job.arrival.received_s) * 1e3)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))
-            event = TokensEvent(now, self.spec.request_id, count, itl_ms)
+            event = TokensEvent(now, self.request.request_id, count, itl_ms)
         self._last_s = now
         self._publish((event,))
 
     def _account(self, reason: FinishReason, engine: Timings | None) -> None:
         self._reason, self._ended_s = reason, time.monotonic()
         self.account = make_account(
-            self._arrival,
+            self._job.arrival,
             engine,
-            sent_s=self.spec.sent_s,
+            sent_s=self._sent_s,
             ended_s=self._ended_s,
             first_token_s=self._first_s,
             itl_ms=self._itl_ms,
-            prompt_tokens=self.spec.prompt_tokens,
-            output_tokens=len(self.tokens),
+            prompt_tokens=len(self.request.prompt),
+            output_tokens=len(self.output.tokens),
             detokenize_ms=self._detokenize_s * 1e3,
         )
 
 
-async def merge(runs: Sequence[SequenceRun]) -> AsyncIterator[Delta]:
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request. Each prompt counts once, however many choices it has; so do its cached tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class Generation:
+    """What a job brings so far. Iterate it once: the deltas of all sequences, as they come."""
+
+    def __init__(self, job: Job, runs: Sequence[SequenceRun]) -> None:
+        self._job = job
+        self._runs = runs
+        self._deltas = merge(runs)
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas
+
+    async def aclose(self) -> None:
+        await self._deltas.aclose()
+
+    def usage(self) -> Usage:
+        """So far. Cached tokens are known of sequences that have ended."""
+        prompts, n = self._job.api.prompts, self._job.api.n
+        return Usage(
+            sum(map(len, prompts)),
+            sum([len(run.output.tokens) for run in self._runs]),
+            sum([run.account.engine.cached_tokens for run in self._runs[::n] if run.account]),
+        )
+
+    def account(self) -> Account:
+        """Of the sequence that took longest: it is the one the client waited for."""
+        accounts = [run.account for run in self._runs if run.account is not None]
+        return max(accounts, key=lambda account: account.total_ms)
+
+
+async def merge(runs: Sequence[SequenceRun]) -> AsyncGenerator[Delta, None]:
     """The deltas of all runs as they come. The first failure ends it."""
     if len(runs) == 1:
-        async with aclosing(runs[0].deltas()) as deltas:  # type: ignore[type-var]
+        async with aclosing(runs[0].deltas()) as deltas:
             async for delta in deltas:
                 yield delta
         return

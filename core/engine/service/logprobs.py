@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.contracts.request import TokenLogprobs
 from engine.service.detokenizer import TokenBytes
-from engine.service.generation import ShownToken
+from engine.service.output import ShownToken
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""

@@ -57,13 +57,6 @@ class ContentForms:
         return message if forms.parts or not forms.text else message | {"content": "\n".join(texts)}
 
 
-def text_of(content: Any) -> str:
-    """The text of a content, whatever its form."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if isinstance(part, Mapping) and part.get("type") == "text")
-    return content if isinstance(content, str) else ""
-
-
 def _text_of(part: Any) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise ContentLost("a part of a message is no text, and this engine computes text only")

@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.assembly.assemble import assemble
 from engine.assembly.compose import quoted
-from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, TokensOut
+from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.environment import with_defaults
 from engine.loop.messages import EngineStats
 from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
+from engine.service.output import Delta, Output, joined
 from engine.service.output_text import OutputText
 from engine.service.tokenizer import Tokenizer
 
@@ -43,41 +44,15 @@ class Completion:
     timings: Timings | None
 
 
-@dataclass(slots=True)
-class _Output:
-    """One output in the making."""
-
-    growing: OutputText
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-
-    def add(self, out: TokensOut) -> bool:
-        """Take in new tokens; True when a stop string was just met."""
-        self.prompt_logprobs = self.prompt_logprobs or out.prompt_logprobs
-        for i, token in enumerate(out.tokens):
-            if self.growing.stopped:
-                return False
-            self.tokens.append(token)
-            self.logprobs.extend(out.logprobs[i : i + 1])
-            if token != out.stop_token:
-                self.text += self.growing.feed(token)
-        return self.growing.stopped
-
-    def finish(self, out: TokensOut) -> Completion:
-        if out.error:
-            raise GenerationFailed(out.error)
-        if not self.growing.stopped:
-            self.text += self.growing.finish()
-        return Completion(
-            text=self.text,
-            tokens=tuple(self.tokens),
-            finish_reason="stop" if self.growing.stopped else str(out.finish_reason),
-            logprobs=tuple(self.logprobs),
-            prompt_logprobs=self.prompt_logprobs,
-            timings=out.timings,
-        )
+def _completion(output: Output, whole: Delta, timings: Timings | None) -> Completion:
+    return Completion(
+        whole.text,
+        whole.token_ids,
+        str(whole.finish_reason),
+        tuple(output.logprobs),
+        whole.prompt_logprobs,
+        timings,
+    )
 
 
 class LLM:
@@ -132,7 +107,7 @@ class LLM:
             return self._complete(requests, stops)
 
     def _complete(self, requests: Sequence[EngineRequest], stops: tuple[str, ...]) -> list[Completion]:
-        outputs = {request.request_id: _Output(self._text(request, stops)) for request in requests}
+        outputs = {request.request_id: self._output(request, stops) for request in requests}
         try:
             for request in requests:
                 self.core.submit(request)
@@ -143,26 +118,31 @@ class LLM:
                 self.core.step()
         return [done[request_id] for request_id in outputs]
 
-    def _text(self, request: EngineRequest, stops: tuple[str, ...]) -> OutputText:
-        return OutputText(self.tokenizer, request.prompt, stops, min_tokens=request.sampling.min_tokens)
+    def _output(self, request: EngineRequest, stops: tuple[str, ...]) -> Output:
+        text = OutputText(self.tokenizer, request.prompt, stops, min_tokens=request.sampling.min_tokens)
+        return Output(text, lambda: self.core.abort([request.request_id], "stop"))
 
-    def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            prompt = self.tokenizer.encode_now(checked_text(prompt, where))
-        return checked_tokens(prompt, self.info.vocab_size, where)
-
-    def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:
+    def _run(self, outputs: dict[str, Output]) -> dict[str, Completion]:
+        deltas: dict[str, list[Delta]] = {name: [] for name in outputs}
         done: dict[str, Completion] = {}
         while len(done) < len(outputs):
             for out in self.core.step().outputs:
                 output = outputs.get(out.request_id)
                 if output is None:
                     continue  # left over from a batch that failed
-                if output.add(out) and out.finish_reason is None:
-                    self.core.abort([out.request_id], "stop")
+                delta = output.take(out)
+                if output.failure:
+                    raise GenerationFailed(output.failure)
+                if delta is not None:
+                    deltas[out.request_id].append(delta)
                 if out.finish_reason is not None:
-                    done[out.request_id] = output.finish(out)
+                    done[out.request_id] = _completion(output, joined(deltas[out.request_id]), out.timings)
         return done
+
+    def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode_now(checked_text(prompt, where))
+        return checked_tokens(prompt, self.info.vocab_size, where)
 
     def chat(
         self,

@@ -33,7 +33,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str, size: int) -> AsyncIterator[None]:
-        """The block runs when no other does. Raises :class:`ApiError` 429 when too much waits."""
+        """The block runs when no other does. Raises :class:`ApiError` ``overloaded`` when too much waits."""
         await self._begin(client, size)
         try:
             yield
@@ -56,7 +56,7 @@ class Turns:
     async def _begin(self, client: str, size: int) -> None:
         held = self._sizes[client]
         if held and (held + size > self._most // 4 or self._sizes.total() + size > self._most):
-            raise ApiError(429, f"Too much {self._what} waits already.", code="queue_full", retry_after_s=1)
+            raise ApiError("overloaded", f"Too much {self._what} waits already.", code="queue_full", retry_after_s=1)
         tag = self._fair.join(client)
         self._sizes[client] += size
         if self._busy:

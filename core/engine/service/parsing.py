@@ -22,17 +22,16 @@ from engine.service.protocol import (
     TokenizeRequest,
     decode,
 )
+from engine.service.turns import Turn
 from engine.service.validation import (
     check_bias_size,
     check_token_ids,
-    choice_count,
     split_prompts,
-    template_messages,
     template_variables,
     too_long,
+    turns_of,
 )
 
-Turns = list[dict[str, Any]]
 Packed = bytes
 """Token ids as int32 in this machine's byte order."""
 
@@ -50,9 +49,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
     options: ChatOptions
-    turns: Turns
+    turns: tuple[Turn, ...]
     variables: dict[str, Any]
     """For the chat template."""
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
 
 
 class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
@@ -66,12 +69,16 @@ class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
     def prompts(self) -> tuple[str, ...] | tuple[Packed, ...]:
         return self.texts or self.ids
 
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
 
 class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
     """Either ``text`` or ``turns``."""
 
     text: str | None
-    turns: Turns | None
+    turns: tuple[Turn, ...] | None
     add_special_tokens: bool
     add_generation_prompt: bool
     variables: dict[str, Any]
@@ -88,7 +95,7 @@ S = TypeVar("S", ChatOptions, CompletionOptions)
 
 
 def parse(kind: type[P], body: bytes, limits: Limits) -> P:
-    """Raises :class:`ApiError` 400, or 404 for another model."""
+    """Raises :class:`ApiError` ``invalid``, or ``not_found`` for another model."""
     parsed: P = _PARSERS[kind](body, limits)
     return parsed
 
@@ -98,10 +105,10 @@ def unpack(tokens: Packed) -> tuple[int, ...]:
 
 
 def check_model(name: str | None, served: str) -> None:
-    """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
+    """Raises :class:`ApiError` ``not_found`` unless ``name`` is the served model (or left out)."""
     if name is not None and name != served:
         raise ApiError(
-            404,
+            "not_found",
             f"The model {name[:128]!r} does not exist here; this server has {served!r}.",
             param="model",
             code="model_not_found",
@@ -111,7 +118,7 @@ def check_model(name: str | None, served: str) -> None:
 def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
     check_model(request.model, limits.model)
-    _check_fan_out(1, choice_count(request), limits)
+    _check_fan_out(1, request.num_choices(), limits)
     turns, variables = _turns(request.messages, limits), template_variables(request)
     return ParsedChat(_options(request, ChatOptions), turns, variables)
 
@@ -119,7 +126,7 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
 def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
     request = decode(body, CompletionRequest)
     check_model(request.model, limits.model)
-    n = choice_count(request)
+    n = request.num_choices()
     if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
         _check_fan_out(len(request.prompt), n, limits)  # before anything is done for each of them
     prompts = split_prompts(request.prompt)
@@ -168,11 +175,11 @@ def _check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
         )
 
 
-def _turns(messages: list[Message], limits: Limits) -> Turns:
+def _turns(messages: list[Message], limits: Limits) -> tuple[Turn, ...]:
     """Every turn takes at least a token."""
     if len(messages) > limits.max_len:
         raise too_long(f"at least {len(messages)}", limits.max_len, "messages")
-    return template_messages(messages)
+    return turns_of(messages)
 
 
 def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:

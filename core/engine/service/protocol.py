@@ -8,7 +8,7 @@ refused.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ from msgspec import Meta
 from engine.service.errors import ApiError, bad_request
 
 INT64 = 2**63 - 1
+DEFAULT_COMPLETION_TOKENS = 16
 MOST_QUOTED = 200
 """Characters of a request that an error message repeats."""
 
@@ -110,6 +111,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What chat and completion requests share."""
 
+    kind: ClassVar[str]
+    """As routers know it."""
+    id_prefix: ClassVar[str]
+    default_tokens: ClassVar[int | None] = None
+    """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
+
     model: str | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: UnitInterval | None = None
@@ -141,9 +148,30 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     user: Annotated[str, Meta(max_length=512)] | None = None
     """Users take turns; without it, clients are told apart by their addresses."""
 
+    @property
+    def echoes(self) -> bool:
+        """The prompt is part of the answer."""
+        return False
+
+    def num_choices(self) -> int:
+        """Of each prompt. Raises :class:`ApiError` ``invalid``."""
+        return self.n or 1
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives per token are wanted; ``None``: no logprobs at all. Raises :class:`ApiError`
+        ``invalid``."""
+        raise NotImplementedError
+
+    def asked_tokens(self) -> tuple[int | None, str]:
+        """Most output tokens, and the name of the field that says so."""
+        return self.max_tokens, "max_tokens"
+
 
 class ChatOptions(GenerationRequest, kw_only=True):
     """A chat request but for its messages."""
+
+    kind = "chat"
+    id_prefix = "chatcmpl"
 
     max_completion_tokens: OutputLimit | None = None
     logprobs: bool | None = None
@@ -159,6 +187,16 @@ class ChatOptions(GenerationRequest, kw_only=True):
             if getattr(self, name) == 0:
                 raise bad_request(f"{name!r} is 0, expected at least 1, or -1 for no limit.", name, "invalid_value")
 
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def asked_tokens(self) -> tuple[int | None, str]:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return super().asked_tokens()
+
 
 class ChatRequest(ChatOptions, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -167,10 +205,28 @@ class ChatRequest(ChatOptions, kw_only=True):
 class CompletionOptions(GenerationRequest, kw_only=True):
     """A completion request but for its prompt."""
 
+    kind = "completion"
+    id_prefix = "cmpl"
+    default_tokens = DEFAULT_COMPLETION_TOKENS
+
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     """With ``logprobs`` and a ``max_tokens`` of 0, the prompt is scored and nothing is generated."""
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def num_choices(self) -> int:
+        """``best_of`` may only repeat ``n``, since candidates are not ranked here."""
+        n = super().num_choices()
+        if self.best_of not in (None, n):
+            raise bad_request(f"best_of={self.best_of} is not supported unless it equals n={n}.", "best_of")
+        return n
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class CompletionRequest(CompletionOptions, kw_only=True):
@@ -205,8 +261,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 def decode(body: bytes, kind: type[T]) -> T:
     """Parse and check a request body.
 
-    Raises :class:`ApiError` 400 naming the field: malformed JSON, NaN and infinities, numbers out of range, lone
-    surrogates, absurd nesting, wrong types, unknown fields and unsupported ones.
+    Raises :class:`ApiError` ``invalid`` naming the field: malformed JSON, NaN and infinities, numbers out of range,
+    lone surrogates, absurd nesting, wrong types, unknown fields and unsupported ones.
     """
     try:
         fields = _FIELDS.decode(body)

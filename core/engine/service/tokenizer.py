@@ -201,7 +201,8 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool = True, client: str = "") -> tuple[int, ...]:
         """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread.
 
-        Raises :class:`TooManyTokens`, and :class:`~engine.service.errors.ApiError` 429 when too much text waits.
+        Raises :class:`TooManyTokens`, and :class:`~engine.service.errors.ApiError` ``overloaded`` when too much text
+        waits.
         """
         known = self.cache.get(text, add_special_tokens)
         if known is not None:

@@ -10,14 +10,13 @@ from engine.contracts.router import ApiRequest
 from engine.service.errors import ApiError, bad_request
 from engine.service.protocol import (
     ChatOptions,
-    CompletionOptions,
     ContentPart,
     GenerationRequest,
     Message,
     TokenizeRequest,
 )
+from engine.service.turns import TextPart, Turn
 
-DEFAULT_COMPLETION_TOKENS = 16
 NO_LIMIT = -1
 MOST_ECHOED = 2**16
 """Prompt tokens with log probabilities in one answer: about 200 bytes each."""
@@ -30,15 +29,15 @@ Prompt = str | tuple[int, ...]
 T = TypeVar("T", tuple[int, ...], list[int])
 
 
-def sampling_params(request: ChatOptions | CompletionOptions, max_tokens: int, vocab_size: int) -> SamplingParams:
-    """``max_tokens`` is already resolved. Raises :class:`ApiError` 400 for what types and ranges could not say."""
+def sampling_params(request: GenerationRequest, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """``max_tokens`` is already resolved. Raises :class:`ApiError` ``invalid`` for what types and ranges could not
+    say."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(
             f"min_tokens is {min_tokens}, more than the {max_tokens} output tokens allowed.", "min_tokens"
         )
-    echo_logprobs = isinstance(request, CompletionOptions) and bool(request.echo)
-    logprobs = wanted_logprobs(request)
+    logprobs = request.num_logprobs()
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -55,7 +54,7 @@ def sampling_params(request: ChatOptions | CompletionOptions, max_tokens: int, v
         stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
-        prompt_logprobs=logprobs if echo_logprobs else None,
+        prompt_logprobs=logprobs if request.echoes else None,
     )
 
 
@@ -65,7 +64,7 @@ def num_echoed(api: ApiRequest) -> int:
 
 
 def check_echoed_logprobs(api: ApiRequest) -> None:
-    """Raises :class:`ApiError` 400 when the log probabilities of prompts would fill hundreds of megabytes."""
+    """Raises :class:`ApiError` ``invalid`` when the log probabilities of prompts would fill hundreds of megabytes."""
     if api.sampling.prompt_logprobs is not None and (tokens := num_echoed(api)) > MOST_ECHOED:
         raise bad_request(
             f"echo with logprobs takes at most {MOST_ECHOED} prompt tokens in one request (prompts x n); got {tokens}.",
@@ -73,27 +72,10 @@ def check_echoed_logprobs(api: ApiRequest) -> None:
         )
 
 
-def wanted_logprobs(request: ChatOptions | CompletionOptions) -> int | None:
-    """How many alternatives per token are wanted; ``None``: no logprobs at all."""
-    if isinstance(request, CompletionOptions):
-        return request.logprobs
-    if request.top_logprobs is not None and not request.logprobs:
-        raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
-    return (request.top_logprobs or 0) if request.logprobs else None
-
-
 def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     if request.stop is None:
         return ()
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-
-
-def choice_count(request: ChatOptions | CompletionOptions) -> int:
-    """``n``; ``best_of`` may only repeat it, since candidates are not ranked here."""
-    n = request.n or 1
-    if isinstance(request, CompletionOptions) and request.best_of not in (None, n):
-        raise bad_request(f"best_of={request.best_of} is not supported unless it equals n={n}.", "best_of")
-    return n
 
 
 def choice_seed(seed: int | None, choice: int) -> int | None:
@@ -122,7 +104,7 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ..
 
 
 def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
-    """Raises :class:`ApiError` 400 naming the first id outside ``0 .. vocab_size - 1``."""
+    """Raises :class:`ApiError` ``invalid`` naming the first id outside ``0 .. vocab_size - 1``."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(t for t in tokens if not 0 <= t < vocab_size)
         raise bad_request(f"Token id {_short(wrong)} is outside the vocabulary (0 to {vocab_size - 1}).", param)
@@ -132,8 +114,8 @@ def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
 def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int | None, param: str) -> int:
     """Most output tokens. ``default=None``, and ``asked`` if it is -1, mean: all the room that the prompt leaves.
 
-    Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens. A prompt
-    that fills them can be scored: ``asked`` is 0.
+    Raises :class:`ApiError` ``invalid`` naming both lengths when prompt and output do not fit into ``max_len`` tokens.
+    A prompt that fills them can be scored: ``asked`` is 0.
     """
     room = max_len - prompt_len
     if prompt_len < 1:
@@ -155,7 +137,7 @@ def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int 
 
 
 def too_long(length: str, max_len: int, param: str) -> ApiError:
-    """400: the prompt alone fills the context; names both lengths."""
+    """``invalid``: the prompt alone fills the context; names both lengths."""
     return bad_request(
         f"The prompt has {length} tokens; this model takes at most {max_len} for prompt and output together.",
         param,
@@ -189,26 +171,23 @@ def _is_deeper(value: Any, most: int) -> bool:
     return most == 0 or any(_is_deeper(item, most - 1) for item in items)
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Turns as plain dicts for the chat template."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
+    """The conversation. Raises :class:`ApiError` ``invalid`` for what this server does not take in one."""
+    return tuple([_turn(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
-def _template_message(message: Message, where: str) -> dict[str, Any]:
+def _turn(message: Message, where: str) -> Turn:
     for name in ("tool_calls", "function_call", "audio"):
         if getattr(message, name):
             raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
     role = "system" if message.role == "developer" else message.role
     if message.content is None and role != "assistant":
         raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
-    turn: dict[str, Any] = {"role": role, "content": _content(message.content, where)}
-    for name in ("name", "reasoning_content", "reasoning"):
-        if (value := getattr(message, name)) is not None:
-            turn[name] = value
-    return turn
+    content = _content(message.content, where)
+    return Turn(role, content, message.name, message.reasoning_content, message.reasoning)
 
 
-def _content(content: str | list[ContentPart] | None, where: str) -> str | list[dict[str, str]]:
+def _content(content: str | list[ContentPart] | None, where: str) -> str | list[TextPart]:
     if content is None or isinstance(content, str):
         return content or ""
     for i, part in enumerate(content):
@@ -217,11 +196,11 @@ def _content(content: str | list[ContentPart] | None, where: str) -> str | list[
             found = f"type {part.type[:32]!r}" if part.type != "text" else "no 'text'"
             only = "this server computes text only, of models that see images, too"
             raise bad_request(f"'{at}' has {found}, expected type 'text' with a 'text': {only}.", at)
-    return [{"type": "text", "text": part.text or ""} for part in content]
+    return [TextPart(part.text or "") for part in content]
 
 
 def check_bias_size(bias: dict[str, float] | None) -> None:
-    """Raises :class:`ApiError` 400 for a ``logit_bias`` of more tokens than the engine takes."""
+    """Raises :class:`ApiError` ``invalid`` for a ``logit_bias`` of more tokens than the engine takes."""
     if bias is not None and len(bias) > MAX_BIASED_TOKENS:
         raise bad_request(f"logit_bias names {len(bias)} tokens; at most {MAX_BIASED_TOKENS}.", "logit_bias")
 

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 
 
@@ -16,4 +16,4 @@ async def counters(http: web.Request) -> web.StreamResponse:
 
 
 async def read_counters(state: ServerState) -> dict[str, Any]:
-    return {"model": state.model, "metrics": await state.read_exporters(state.counters.readings)}
+    return {"model": state.engine.model, "metrics": await state.read_exporters(state.engine.counters.readings)}

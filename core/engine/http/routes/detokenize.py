@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import client_of, state_of
+from engine.http.incoming import client_of, state_of
 from engine.service.parsing import ParsedDetokenize, unpack
 
 
@@ -17,4 +17,4 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
         asked = await state.parse(ParsedDetokenize, body)
         body.forget()
         with state.admission.enter(client, 1):
-            return json_response({"prompt": await state.tokenizer.decode(unpack(asked.tokens), client=client)})
+            return json_response({"prompt": await state.engine.tokenizer.decode(unpack(asked.tokens), client=client)})

@@ -6,17 +6,18 @@ from aiohttp import web
 
 from engine.assembly.expert_load import expert_load_file
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.loop.client import EngineDead
+from engine.service.engines import not_ready
 from engine.service.errors import ApiError
 
 
 async def expert_load(http: web.Request) -> web.StreamResponse:
     """Answers with an :class:`~engine.assembly.expert_load.ExpertLoadFile`; 404 where experts are not counted."""
     state = state_of(http)
-    if not state.plan.parallelism.count_experts:
-        raise ApiError(404, "Experts are not counted: start the engine with parallelism.count_experts=true.")
+    if not state.engine.plan.parallelism.count_experts:
+        raise ApiError("not_found", "Experts are not counted: start the engine with parallelism.count_experts=true.")
     try:
-        return json_response(expert_load_file(await state.client.expert_load()))
+        return json_response(expert_load_file(await state.engine.client.expert_load()))
     except EngineDead as error:
-        raise ApiError(503, f"Not ready: {error}.", code="not_ready", retry_after_s=2) from error
+        raise not_ready(error) from error

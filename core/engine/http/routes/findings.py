@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.reader import OwnEngine
 from engine.service.errors import ApiError
 
@@ -20,6 +20,6 @@ async def find(http: web.Request) -> web.StreamResponse:
     """Runs a command on this engine. Takes as long as the command does."""
     state = state_of(http)
     if state.admission.draining:
-        raise ApiError(503, "The server is shutting down.", code="draining", retry_after_s=5)
+        raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
     async with state.bodies.read(http):  # empty; refuses what pages of other servers send
         return json_response(await state.finders.run(http.match_info["command"], OwnEngine(state)))

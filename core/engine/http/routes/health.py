@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.service.errors import ApiError
 
 
@@ -13,6 +13,6 @@ async def health(http: web.Request) -> web.StreamResponse:
     """200 while the process answers and its engine is alive, hangs or is being (re)started: restarting this process
     would gain nothing. Whether requests should come is for ``/ready`` to say."""
     state = state_of(http)
-    if state.supervisor.state == "failed":
-        raise ApiError(503, "The engine keeps crashing; giving up.", code="engine_failed", retry_after_s=30)
-    return json_response({"status": "ok", "engine": state.supervisor.not_ready() or state.supervisor.state})
+    if state.engine.state == "failed":
+        raise ApiError("unavailable", "The engine keeps crashing; giving up.", code="engine_failed", retry_after_s=30)
+    return json_response({"status": "ok", "engine": state.engine.supervisor.not_ready() or state.engine.state})

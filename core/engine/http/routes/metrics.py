@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.contracts.exporter import ScrapedExporter
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 from engine.plugin_guard.calls import contract_error, quote
 from engine.service.errors import ApiError
@@ -15,11 +15,13 @@ async def metrics(http: web.Request) -> web.StreamResponse:
     state = state_of(http)
     scraped = [exporter for exporter in state.exporters if isinstance(exporter, ScrapedExporter)]
     if not scraped:
-        raise ApiError(404, "No configured exporter has a page to scrape; see 'engine plugins'.", code="not_found")
+        raise ApiError(
+            "not_found", "No configured exporter has a page to scrape; see 'engine plugins'.", code="not_found"
+        )
     found = await state.read_exporters(lambda: [_page(exporter, state) for exporter in scraped])
     pages = [page for page in found if page is not None]
     if not pages:
-        raise ApiError(500, "No exporter could write its page.", code="exporter_failed")
+        raise ApiError("failed", "No exporter could write its page.", code="exporter_failed")
     body = "".join(pages).encode()
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

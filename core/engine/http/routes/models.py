@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 from engine.service.parsing import check_model
 
@@ -19,15 +19,15 @@ async def list_models(http: web.Request) -> web.StreamResponse:
 async def one_model(http: web.Request) -> web.StreamResponse:
     """The id is compared, never used as a path."""
     state = state_of(http)
-    check_model(http.match_info["model"], state.model)
+    check_model(http.match_info["model"], state.engine.model)
     return json_response(_model(state))
 
 
 def _model(state: ServerState) -> dict[str, Any]:
     return {
-        "id": state.model,
+        "id": state.engine.model,
         "object": "model",
         "created": state.created,
         "owned_by": "engine",
-        "max_model_len": state.max_len,
+        "max_model_len": state.engine.max_len,
     }

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 
 SECRET = "***"
@@ -20,7 +20,7 @@ async def plan(http: web.Request) -> web.StreamResponse:
 
 
 def read_plan(state: ServerState) -> dict[str, Any]:
-    return {"plan": redacted(msgspec.to_builtins(state.plan)), "engine": state.client.info}
+    return {"plan": redacted(msgspec.to_builtins(state.engine.plan)), "engine": state.engine.client.info}
 
 
 def redacted(value: Any) -> Any:

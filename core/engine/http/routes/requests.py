@@ -11,7 +11,7 @@ from aiohttp import web
 
 from engine.contracts.events import RequestEvent
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 from engine.service.chrome_trace import chrome_trace
 from engine.service.errors import ApiError, bad_request
@@ -55,7 +55,7 @@ async def _found(state: ServerState, name: str) -> Sequence[Waterfall]:
     found = await state.read_exporters(lambda: state.waterfalls.find(name))
     if not found:
         message = f"No request of this id is among the last {MAX_REQUESTS} that ended."
-        raise ApiError(404, message, code="request_not_found")
+        raise ApiError("not_found", message, code="request_not_found")
     return found
 
 
@@ -67,6 +67,10 @@ def _brief(waterfall: Waterfall) -> dict[str, object]:
 
 def _prefix(state: ServerState, request: RequestEvent) -> dict[str, object]:
     """Why the prefix cache had no more of a prompt, as far as its like is remembered."""
-    info = state.client.info
+    info = state.engine.client.info
     block_size = info.block_size if info else 1
-    return {"prefix": state.prompts.explain(request.request_id, request.cached_tokens, block_size, state.decode)}
+    return {
+        "prefix": state.engine.prompts.explain(
+            request.request_id, request.cached_tokens, block_size, state.engine.decode
+        )
+    }

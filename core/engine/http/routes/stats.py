@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 from engine.http.state import ServerState
 from engine.loop.messages import EngineStats
 
@@ -19,4 +19,4 @@ async def stats(http: web.Request) -> web.StreamResponse:
 
 async def read_stats(state: ServerState) -> EngineStats | None:
     machine = await asyncio.to_thread(state.machine.read)
-    return replace(state.client.stats, machine=machine)
+    return replace(state.engine.client.stats, machine=machine)

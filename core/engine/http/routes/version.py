@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.preparing import state_of
+from engine.http.incoming import state_of
 
 
 async def version(http: web.Request) -> web.StreamResponse:
-    return json_response({"version": state_of(http).plan.engine_version})
+    return json_response({"version": state_of(http).engine.plan.engine_version})

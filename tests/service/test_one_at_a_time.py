@@ -46,7 +46,7 @@ async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_clien
         with pytest.raises(ApiError) as refusal:
             async with turns.turn("a", 1):
                 pass
-        assert refusal.value.status == 429
+        assert refusal.value.kind == "overloaded"
         waiting = asyncio.create_task(turns._begin("b", 500))
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -1,0 +1,114 @@
+"""What the formats of endpoints share: usage, timings, token ids, the events of a stream and its ending."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from engine.http.errors import error_body
+from engine.http.sse import DONE, event
+from engine.service.errors import ApiError
+from engine.service.generation import Generation
+from engine.service.job import Job
+from engine.service.output import Delta
+from engine.service.tokenizer import Tokenizer
+
+encode = msgspec.json.encode
+
+
+class Format(ABC):
+    """How an endpoint writes the answer to one request: whole, or as events and an ending."""
+
+    whole_kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
+        self.job = job
+        self.tokenizer = tokenizer
+        self._generation = generation
+        self.wants_logprobs = job.api.sampling.logprobs is not None
+        self.wants_ids = bool(job.options.return_token_ids)
+        options = job.options.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._wants_usage_often = bool(options and options.continuous_usage_stats)
+        self._begun: set[int] = set()
+        self._unfinished = job.num_sequences
+
+    @abstractmethod
+    def chunks(self, delta: Delta, first: bool) -> list[dict[str, Any]]:
+        """The chunks for new output of a choice; ``first``: there was none of this choice before."""
+
+    @abstractmethod
+    def choice(self, output: Delta) -> dict[str, Any]:
+        """A choice of an answer that is not streamed."""
+
+    def extras(self) -> dict[str, Any]:
+        """What an answer that is not streamed has beside its choices."""
+        return {}
+
+    def events(self, delta: Delta) -> bytes:
+        """The events for new output."""
+        chunks = self.chunks(delta, delta.index not in self._begun)
+        self._begun.add(delta.index)
+        self._unfinished -= delta.finish_reason is not None
+        if not self._unfinished:
+            chunks[-1]["timings"] = self._timings()
+        if self._wants_usage or self._wants_usage_often:
+            usage = self._usage() if self._wants_usage_often else None
+            for chunk in chunks:
+                chunk["usage"] = usage
+        return b"".join([event(encode(chunk)) for chunk in chunks])
+
+    def ending(self) -> bytes:
+        """What follows the events of the last delta."""
+        if not self._wants_usage:
+            return DONE
+        return event(encode(self.chunk() | {"usage": self._usage(), "timings": self._timings()})) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The ending of a stream that failed."""
+        return event(error_body(error)) + DONE
+
+    def progress(self, progress: dict[str, Any]) -> bytes:
+        """The event that says how far the prompt is."""
+        return event(encode(self.chunk() | {"prompt_progress": progress}))
+
+    def whole(self, outputs: Sequence[Delta]) -> bytes:
+        """The answer to a request that is not streamed; one complete delta for each choice."""
+        body = self.object(self.whole_kind, [self.choice(output) for output in outputs]) | self.extras()
+        return encode(body | {"usage": self._usage(), "timings": self._timings()})
+
+    def chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        return self.object(self.chunk_kind, choices)
+
+    def object(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        job = self.job
+        return {
+            "id": job.api.request_id,
+            "object": kind,
+            "created": job.created,
+            "model": job.api.model,
+            "system_fingerprint": job.fingerprint,
+            "choices": choices,
+        }
+
+    def ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": delta.token_ids} if self.wants_ids else {}
+
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self.job.prompt(index)} if self.wants_ids else {}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._generation.usage()
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.output_tokens,
+            "total_tokens": usage.prompt_tokens + usage.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+
+    def _timings(self) -> dict[str, Any]:
+        return self._generation.account().public()

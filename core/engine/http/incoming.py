@@ -1,0 +1,31 @@
+"""What a request says beside its body: who sent it, and the trace it belongs to."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from engine.http.state import STATE, TRACE, ServerState
+from engine.service.addresses import network_of
+from engine.service.timings import Arrival
+from engine.service.trace_context import trace_context
+
+
+def state_of(http: web.Request) -> ServerState:
+    return http.app[STATE]
+
+
+def client_of(http: web.Request, user: str | None = None) -> str:
+    """Who sent a request: its address, or the user it names where that is trusted. Clients share the queue and take
+    turns."""
+    trusted = user and state_of(http).settings.trust_user
+    return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
+
+
+def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:
+    """Of a request whose prompts were tokenized just now."""
+    receive_ms, tokenize_ms = (parsed_s - received_s) * 1e3, (time.monotonic() - parsed_s) * 1e3
+    trace = trace_context(http.headers.getall("traceparent", []), http.headers.getall("tracestate", []))
+    http[TRACE] = trace
+    return Arrival(received_s, receive_ms, tokenize_ms, trace)

@@ -1,0 +1,206 @@
+"""Where a request goes, and what comes back: the router is asked, a job becomes sequences, their deltas one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from engine.contracts.exporter import Transcript
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.router import Answer, ApiRequest, Reject, Route, Router, ToEngine, ToUrl
+from engine.loop.client import EngineDead, OutputStream
+from engine.plugin_guard.calls import contract_error, describe_error, name_of, quote
+from engine.plugin_guard.values import problems
+from engine.service.bus import EventBus
+from engine.service.engines import EngineHandle
+from engine.service.errors import ApiError, Rejected, engine_died
+from engine.service.generation import Generation, SequenceRun
+from engine.service.job import Job
+from engine.service.logs import Repeated
+from engine.service.output import Output
+from engine.service.output_text import OutputText
+from engine.service.replay import choice_problem, replayed
+from engine.service.timings import Written
+from engine.service.validation import choice_seed
+
+ABORTED_S = 5.0
+"""How long the places of an aborted request may stay taken, waiting for the engine."""
+LONGEST_RETRY_S = 24 * 3600
+"""That a router may ask a client to wait."""
+SLOW_ROUTER_MS = 50.0
+"""A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
+
+log = structlog.get_logger("engine.dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Sends jobs where the router says. Use on the event loop's thread only."""
+
+    router: Router
+    engines: Mapping[str, EngineHandle]
+    """By id. The first one's model is that of stored answers, too."""
+    bus: EventBus
+    failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
+
+    def route(self, api: ApiRequest) -> ToEngine | ToUrl | Answer:
+        """What the router decides. Raises :class:`ApiError`: :class:`Rejected` where it refuses, ``failed`` where it
+        fails."""
+        begun_s = time.monotonic()
+        try:
+            route = self.router.route(api, tuple([engine.view for engine in self.engines.values()]))
+        except Exception as error:
+            # A router is foreign code; its failure is this request's failure and nobody else's.
+            self._report("route", error, api)
+            raise _router_failed() from None
+        if (ms := (time.monotonic() - begun_s) * 1e3) > SLOW_ROUTER_MS:
+            name = name_of(self.router)
+            log.warning("router blocked the server", router=name, ms=round(ms), request_id=api.request_id)
+        if wrong := route_problem(route, len(api.prompts) * api.n, self.engines):
+            self.failures.warning(error=str(contract_error(self.router, "route", wrong)), request_id=api.request_id)
+            raise _router_failed()
+        if isinstance(route, Reject):
+            raise Rejected(route.status, route.message, route.retry_after_s)
+        return route
+
+    @asynccontextmanager
+    async def generate(
+        self, job: Job, route: ToEngine | Answer, written: Callable[[], Written] = Written
+    ) -> AsyncIterator[Generation]:
+        """The deltas of all sequences of a job as they come; iterating raises :class:`ApiError` when one of them fails.
+
+        A block that is left with an error, or before the end, ends what still runs; the router is told of a job that
+        has ended well. ``written``: what waiting for the client took.
+        """
+        runs: list[SequenceRun] = []
+        try:
+            self._start(job, route, runs)
+            async with aclosing(Generation(job, runs)) as generation:
+                yield generation
+        except BaseException:
+            await _abort(runs)
+            raise
+        finally:
+            for run in runs:
+                run.close()
+                if self.bus.wants_transcripts:
+                    asked = run.request
+                    self.bus.transcribe(Transcript(asked.request_id, asked.prompt, run.output.tokens, asked.cache_salt))
+                run.report(written())
+        if all(run.output.finish_reason is not None for run in runs):
+            self._finished(job.api, runs)
+
+    def _start(self, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:
+        """Fill ``runs``, which the caller closes: whatever goes wrong on the way, none of them runs on for nobody."""
+        engine = next(iter(self.engines.values()))
+        if isinstance(route, ToEngine):
+            engine = self.engines[route.engine_id]
+            engine.check()
+        try:
+            for index in range(job.num_sequences):
+                request = _engine_request(job, index, engine.max_len)
+                stream: OutputStream
+                sent_s = time.monotonic()
+                if isinstance(route, Answer):
+                    stream = replayed(request.request_id, route.choices[index])
+                else:
+                    stream = engine.client.submit(request)
+                    engine.prompts.add(request.request_id, request.prompt, request.cache_salt)
+                output = _output(engine, job, index, request.sampling, stream)
+                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish))
+        except EngineDead as dead:
+            raise engine_died(dead.cause) from None
+
+    def _finished(self, api: ApiRequest, runs: Sequence[SequenceRun]) -> None:
+        try:
+            self.router.finished(api, Answer(tuple(run.record() for run in runs)))
+        except Exception as error:
+            # The client has its answer already; a router that cannot take notes is only reported.
+            self._report("finished", error, api)
+
+    def _report(self, method: str, error: Exception, api: ApiRequest) -> None:
+        described = describe_error(error, self.router, method)
+        self.failures.warning(error=described, request_id=api.request_id, exc_info=error)
+
+
+def _router_failed() -> ApiError:
+    return ApiError("failed", "The router failed on this request.", code="router_failed")
+
+
+def route_problem(route: object, num_choices: int, engines: Mapping[str, EngineHandle]) -> str:
+    """Why this is no route for a request of so many choices; empty if it is one."""
+    wrong = next(problems(route, Route, "a route"), "")
+    if wrong:
+        return f"returned what is no route: {wrong}"
+    match route:
+        case ToEngine(name) if name not in engines:
+            return f"returned {quote(route)}, expected an engine of the fleet: {', '.join(map(repr, engines))}"
+        case Reject(status) if status not in range(400, 600):
+            return f"returned {quote(route)}, expected a status from 400 to 599"
+        case Reject(retry_after_s=seconds) if not 0 <= (seconds or 0) <= LONGEST_RETRY_S:
+            return f"returned {quote(route)}, expected retry_after_s from 0 to {LONGEST_RETRY_S}"
+        case ToUrl(url) if not _is_url(url):
+            return f"returned {quote(route)}, expected an http or https URL"
+        case Answer(choices) if len(choices) != num_choices:
+            return f"returned an answer of {len(choices)} choices, expected {num_choices}"
+        case Answer(choices):
+            return next(filter(None, map(choice_problem, choices)), "")
+    return ""
+
+
+def _is_url(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        return found.scheme in ("http", "https") and bool(found.hostname) and (found.port or 1) > 0
+    except ValueError:
+        return False
+
+
+async def _abort(runs: Sequence[SequenceRun]) -> None:
+    """End what a client left behind. Its places in the queue are taken until the engine knows: clients who come and go
+    at once cannot send the engine more than that."""
+    for run in runs:
+        run.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ABORTED_S):
+            for run in runs:
+                await run.gone()
+
+
+def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
+    """One sequence, with its own seed, and no more tokens than its own prompt leaves room for."""
+    api, prompt = job.api, job.prompt(index)
+    sampling = msgspec.structs.replace(
+        api.sampling,
+        seed=choice_seed(api.sampling.seed, index % api.n),
+        max_tokens=min(api.sampling.max_tokens, max_len - len(prompt)),
+    )
+    return EngineRequest(
+        job.name(index),
+        prompt,
+        sampling,
+        priority=job.options.priority or 0,
+        cache_salt=api.cache_salt,
+        client=job.client,
+        group=api.request_id if job.num_sequences > 1 else "",
+    )
+
+
+def _output(engine: EngineHandle, job: Job, index: int, sampling: SamplingParams, stream: OutputStream) -> Output:
+    text = OutputText(
+        engine.tokenizer,
+        job.prompt(index),
+        job.api.stop,
+        include_stop=bool(job.options.include_stop_str_in_output),
+        skip_special_tokens=job.options.skip_special_tokens is not False,
+        min_tokens=sampling.min_tokens,
+    )
+    return Output(text, lambda: stream.abort("stop"), index=index, wants_logprobs=sampling.logprobs is not None)

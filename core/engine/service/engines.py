@@ -1,0 +1,84 @@
+"""The engines of a server, by id: each with what belongs to it alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.router import EngineView
+from engine.counters.engine import EngineCounters
+from engine.loop.client import EngineClient
+from engine.service.errors import ApiError
+from engine.service.parsing import Limits
+from engine.service.prefix_misses import RecentPrompts
+from engine.service.supervisor import State, Supervisor
+from engine.service.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, eq=False)
+class EngineHandle:
+    """One engine, as the server holds it. Use on the event loop's thread only."""
+
+    id: str
+    plan: EnginePlan
+    client: EngineClient
+    tokenizer: Tokenizer
+    supervisor: Supervisor = field(init=False)
+    counters: EngineCounters = field(init=False)
+    prompts: RecentPrompts = field(default_factory=RecentPrompts)
+    fingerprint: str = field(init=False)
+    """Changes when anything about the engine does."""
+
+    def __post_init__(self) -> None:
+        self.supervisor = Supervisor(self.client, self.plan.settings.server.stall_s, serving_s=self.plan.stall_s)
+        self.counters = EngineCounters(self.plan.drafter.max_width)
+        self.fingerprint = "fp_" + hashlib.sha256(self.plan.to_json()).hexdigest()[:10]
+        self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
+
+    @property
+    def state(self) -> State:
+        return self.supervisor.state
+
+    @property
+    def model(self) -> str:
+        return self.plan.model.name
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of one sequence; the engine knows better than the plan once it is up."""
+        info = self.client.info
+        return min(self.plan.max_len, info.max_len) if info else self.plan.max_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.plan.model.vocab_size
+
+    @property
+    def limits(self) -> Limits:
+        most_tokens = self.tokenizer.most_tokens
+        return Limits(self.model, self.plan.settings.server.max_n, self.max_len, self.vocab_size, most_tokens)
+
+    @property
+    def view(self) -> EngineView:
+        """What a router sees."""
+        stats = self.client.stats
+        alive = self.client.alive and self.state == "serving"
+        return EngineView(self.id, self.model, alive, stats.running, stats.waiting, stats.kv_used)
+
+    def check(self) -> None:
+        """Raises :class:`ApiError` ``unavailable`` unless the engine can take work."""
+        reason = self.supervisor.not_ready()
+        if reason is not None:
+            raise not_ready(reason)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a few tokens from anywhere in a prompt."""
+        table = self.tokenizer.token_bytes
+        return b"".join([table[token] for token in tokens]).decode(errors="replace")
+
+
+def not_ready(reason: object) -> ApiError:
+    """``unavailable``: no work is taken now."""
+    return ApiError("unavailable", f"Not ready: {reason}.", code="not_ready", retry_after_s=2)

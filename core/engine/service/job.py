@@ -1,0 +1,47 @@
+"""One API request on its way to an engine, whatever transport it came by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.contracts.router import ApiRequest
+from engine.service.protocol import GenerationRequest
+from engine.service.timings import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a request, tokenized."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...] = ()
+    """What ``echo`` puts before the output of each; empty without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One API request, validated and tokenized."""
+
+    api: ApiRequest
+    options: GenerationRequest
+    prompt_texts: tuple[str, ...]
+    """See :attr:`Prompts.texts`."""
+    arrival: Arrival
+    client: str
+    """Who sent it; clients take turns."""
+    created: int
+    """Seconds since 1970."""
+    fingerprint: str
+    """Of the engine that it was prepared for."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.api.prompts) * self.api.n
+
+    def name(self, index: int) -> str:
+        """The id under which a sequence runs: made here, since ids that a client sends are only echoed."""
+        return f"{self.api.request_id}-{index}"
+
+    def prompt(self, index: int) -> tuple[int, ...]:
+        """Of a sequence."""
+        return self.api.prompts[index // self.api.n]

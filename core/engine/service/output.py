@@ -1,0 +1,159 @@
+"""One output sequence as it grows: its text, what ends it, its tokens and their log-probabilities. The server and
+``LLM`` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
+from engine.service.output_text import OutputText
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A part of an output that is text for the reader."""
+
+    text: str
+
+
+Part = Text
+"""What an output consists of. Reasoning and tool calls are kinds of parts beside text; no parser makes them yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token whose text is visible. ``offset``: characters of output text before it."""
+
+    token: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New visible output of choice ``index``; the last one has ``finish_reason``."""
+
+    index: int
+    parts: tuple[Part, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
+    """Those whose text is out; filled when logprobs were asked for."""
+    token_ids: tuple[int, ...] = ()
+    """Every output token since the delta before, visible or not."""
+    prompt_logprobs: PromptLogprobs = ()
+    """In the first delta."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.parts
+        return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """All deltas of a choice as one."""
+    text = "".join([delta.text for delta in deltas])
+    return Delta(
+        deltas[-1].index,
+        (Text(text),) if text else (),
+        tuple([token for delta in deltas for token in delta.tokens]),
+        tuple([token for delta in deltas for token in delta.token_ids]),
+        deltas[0].prompt_logprobs,
+        deltas[-1].finish_reason,
+    )
+
+
+class Output:
+    """Turns what the engine says of one sequence into deltas."""
+
+    def __init__(
+        self, text: OutputText, on_stop: Callable[[], None], *, index: int = 0, wants_logprobs: bool = False
+    ) -> None:
+        """``on_stop`` ends the sequence in the engine; called when the text meets a stop string."""
+        self.tokens: list[int] = []
+        """Every counted output token, the one that ended the output included."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: PromptLogprobs = ()
+        self.finish_reason: FinishReason | None = None
+        """``stop`` or ``length``, once it has ended well."""
+        self.stop_token: int | None = None
+        self.failure = ""
+        """Why it ended otherwise."""
+        self._text = text
+        self._on_stop = on_stop
+        self._index = index
+        self._wants_logprobs = wants_logprobs
+        self._pending: list[tuple[ShownToken, int]] = []
+        self._given: int | None = None
+        """Tokens that deltas had so far; ``None`` before the first delta."""
+
+    def take(self, out: TokensOut) -> Delta | None:
+        """The new visible output, ``None`` if there is none. The delta of the end is none when :attr:`failure` is
+        set."""
+        if out.prompt_logprobs:
+            self.prompt_logprobs = out.prompt_logprobs
+        text = "" if self._text.stopped else self._feed(out)
+        if out.finish_reason is not None:
+            text += self._end(out)
+            return None if self.failure else self._delta(text, self._release())
+        shown = self._release()
+        return self._delta(text, shown) if text or shown else None
+
+    def _feed(self, out: TokensOut) -> str:
+        """Count the new tokens; returns the text they make visible."""
+        text: list[str] = []
+        for i, token in enumerate(out.tokens):
+            self.tokens.append(token)
+            logprobs = out.logprobs[i] if i < len(out.logprobs) else None
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+            if token == out.stop_token and i == len(out.tokens) - 1:
+                self.stop_token = token
+                break
+            text.append(self._show(token, logprobs))
+            if self._text.stopped:
+                # Later tokens of the same step never happened, as far as the client can tell.
+                if out.finish_reason is None:
+                    self._on_stop()
+                break
+        return "".join(text)
+
+    def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
+        offset = self._text.detokenized
+        piece = self._text.feed(token)
+        end = self._text.detokenized
+        # A token without visible text that completes a stop string has no part in the output, unless the string has.
+        if self._wants_logprobs and (not self._text.stopped or end > offset or self._text.shown > end):
+            self._pending.append((ShownToken(token, offset, logprobs), end))
+        return piece
+
+    def _release(self) -> tuple[ShownToken, ...]:
+        """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
+        if not self._pending:
+            return ()
+        count, shown = 0, self._text.shown
+        for token, end in self._pending:
+            if end > shown and not (self._text.stopped and token.offset < shown):
+                break
+            count += 1
+        released = tuple([token for token, _ in self._pending[:count]])
+        del self._pending[:count]
+        return released
+
+    def _end(self, out: TokensOut) -> str:
+        """Note how it ended; returns the rest of the text."""
+        reason = "stop" if self._text.stopped else out.finish_reason
+        if reason not in ("stop", "length"):
+            self.failure = out.error or "the sequence was aborted"
+            return ""
+        text = "" if self._text.stopped else self._text.finish()
+        self.finish_reason = "stop" if self._text.stopped else reason
+        return text
+
+    def _delta(self, text: str, shown: tuple[ShownToken, ...]) -> Delta:
+        prompt_logprobs = self.prompt_logprobs if self._given is None else ()
+        ids = tuple(self.tokens[self._given or 0 :])
+        self._given = len(self.tokens)
+        return Delta(self._index, (Text(text),) if text else (), shown, ids, prompt_logprobs, self.finish_reason)

@@ -1,0 +1,142 @@
+"""From a parsed request to a :class:`~engine.service.job.Job`: chat template, tokenizer, limits, parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.contracts.request import SamplingParams
+from engine.contracts.router import ApiRequest
+from engine.service.chat_template import TemplateFailed
+from engine.service.engines import EngineHandle
+from engine.service.errors import ApiError, bad_request
+from engine.service.job import Job, Prompts
+from engine.service.parsing import Packed, ParsedChat, ParsedCompletion, unpack
+from engine.service.protocol import GenerationRequest
+from engine.service.timings import Arrival
+from engine.service.tokenizer import TokenizerError, TooManyTokens
+from engine.service.turns import Turn, plain_turns
+from engine.service.validation import (
+    check_echoed_logprobs,
+    check_token_ids,
+    output_limit,
+    sampling_params,
+    stop_strings,
+    too_long,
+)
+
+
+async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedChat) -> Prompts:
+    """Raises :class:`ApiError` like :func:`encode_turns`."""
+    wants_answer = chat.options.add_generation_prompt is not False
+    return Prompts((await encode_turns(engine, client, chat.turns, wants_answer, chat.variables),))
+
+
+async def completion_prompts(engine: EngineHandle, client: str, completion: ParsedCompletion) -> Prompts:
+    """Raises :class:`ApiError` like :func:`encode_text`."""
+    prompts: Sequence[str | Packed] = completion.prompts
+    tokens = tuple([await _tokens(engine, client, prompt) for prompt in prompts])
+    if not completion.options.echo:
+        return Prompts(tokens)
+    texts = [await _text(engine, client, prompt, ids) for prompt, ids in zip(prompts, tokens)]
+    return Prompts(tokens, tuple(texts))
+
+
+async def _tokens(engine: EngineHandle, client: str, prompt: str | Packed) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return await encode_text(engine, client, prompt)
+    await asyncio.sleep(0)  # others get their turn between prompts that may be long
+    return unpack(prompt)
+
+
+async def _text(engine: EngineHandle, client: str, prompt: str | Packed, tokens: Sequence[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return await engine.tokenizer.decode(tokens, skip_special_tokens=True, client=client)
+
+
+async def encode_text(
+    engine: EngineHandle, client: str, text: str, *, add_special_tokens: bool = True, fits: bool = True
+) -> tuple[int, ...]:
+    """Raises :class:`ApiError` ``invalid`` for text that cannot fit, before tokenizing it if that is certain.
+
+    ``fits=False``: it need not fit into the model's context.
+    """
+    if fits:
+        _refuse_hopeless(engine, engine.tokenizer.fewest_tokens(text), "prompt")
+    try:
+        tokens = await engine.tokenizer.encode(text, add_special_tokens=add_special_tokens, client=client)
+    except TooManyTokens as error:
+        raise too_long(f"at least {error.count}", engine.max_len, "prompt") from None
+    except TokenizerError as error:
+        raise _refused(error, "prompt") from None
+    return check_token_ids(tokens, engine.vocab_size)
+
+
+async def encode_turns(
+    engine: EngineHandle,
+    client: str,
+    turns: Sequence[Turn],
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """``variables``: more names for the template. Raises :class:`ApiError` ``invalid`` when the model has no template,
+    or its template refuses the conversation."""
+    _refuse_hopeless(engine, sum(engine.tokenizer.fewest_tokens(turn.text) for turn in turns), "messages")
+    try:
+        tokens = await engine.tokenizer.encode_chat(
+            plain_turns(turns), add_generation_prompt=add_generation_prompt, variables=variables, client=client
+        )
+    except TooManyTokens as error:
+        raise too_long(f"at least {error.count}", engine.max_len, "messages") from None
+    except (TemplateFailed, TokenizerError) as error:
+        raise _refused(error, "messages") from None
+    return check_token_ids(tokens, engine.vocab_size, "messages")
+
+
+def _refused(error: Exception, param: str) -> ApiError:
+    return bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), param)
+
+
+def _refuse_hopeless(engine: EngineHandle, fewest: int, param: str) -> None:
+    """A text far beyond the limit is refused without the work of tokenizing it."""
+    if fewest > engine.max_len:
+        raise too_long(f"at least {fewest}", engine.max_len, param)
+
+
+def make_job(engine: EngineHandle, options: GenerationRequest, prompts: Prompts, client: str, arrival: Arrival) -> Job:
+    """Check lengths and parameters. Raises :class:`ApiError` ``invalid``."""
+    least = engine.plan.settings.server.least_priority
+    if options.priority is not None and options.priority < least:
+        raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
+    api = ApiRequest(
+        request_id=f"{options.id_prefix}-{uuid.uuid4().hex}",
+        kind=options.kind,
+        model=engine.model,
+        prompts=prompts.tokens,
+        n=options.num_choices(),
+        sampling=_sampling(engine, options, prompts.tokens),
+        cache_salt=options.cache_salt or "",
+        stop=stop_strings(options),
+        stream=bool(options.stream),
+        echo=options.echoes,
+        fields=_fields(options),
+    )
+    check_echoed_logprobs(api)
+    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint)
+
+
+def _fields(options: GenerationRequest) -> dict[str, Any]:
+    given = msgspec.structs.asdict(options).items()
+    return {name: msgspec.to_builtins(value) for name, value in given if value is not None}
+
+
+def _sampling(engine: EngineHandle, options: GenerationRequest, prompts: tuple[tuple[int, ...], ...]) -> SamplingParams:
+    asked, param = options.asked_tokens()
+    limit = max(output_limit(asked, len(prompt), engine.max_len, options.default_tokens, param) for prompt in prompts)
+    return sampling_params(options, limit, engine.vocab_size)

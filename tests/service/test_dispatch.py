@@ -1,0 +1,101 @@
+"""Jobs run where the router sends them, on any of several engines, whatever transport they came by."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.contracts.router import Answer, Reject, ToEngine, ToUrl
+from engine.service.bus import EventBus
+from engine.service.dispatch import Dispatcher, route_problem
+from engine.service.engines import EngineHandle
+from engine.service.errors import ApiError, Rejected
+from engine.service.job import Job, Prompts
+from engine.service.prepare import make_job
+from engine.service.protocol import CompletionOptions
+from engine.service.timings import Arrival
+
+from .fakes import DirectRouter, ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
+
+
+class Fleet:
+    """Two engines that say their names."""
+
+    def __init__(self) -> None:
+        self.router = DirectRouter()
+        self.clients = {name: ScriptedClient(says(f"I am {name}")) for name in "ab"}
+        self.engines = {
+            name: EngineHandle(name, make_plan(), client, make_tokenizer()) for name, client in self.clients.items()
+        }
+        self.dispatcher = Dispatcher(self.router, self.engines, EventBus([]))
+
+    async def start(self) -> None:
+        for engine in self.engines.values():
+            await engine.supervisor.start()
+
+    def job(self, **options: Any) -> Job:
+        prompts, arrival = Prompts((ids("hi"),)), Arrival(0.0, 0.0, 0.0)
+        return make_job(self.engines["a"], CompletionOptions(**options), prompts, "someone", arrival)
+
+
+async def texts(fleet: Fleet, job: Job) -> list[str]:
+    route = fleet.dispatcher.route(job.api)
+    assert not isinstance(route, ToUrl)
+    found = [""] * job.num_sequences
+    async with fleet.dispatcher.generate(job, route) as generation:
+        async for delta in generation:
+            found[delta.index] += delta.text
+        assert generation.usage().output_tokens == sum(len(text) + 1 for text in found)
+    return found
+
+
+@in_loop
+async def test_a_job_runs_on_the_engine_that_the_router_names() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    for name in "ba":
+        fleet.router.decision = ToEngine(name)
+        assert await texts(fleet, fleet.job(n=2)) == [f"I am {name}"] * 2
+        assert len(fleet.clients[name].requests) == 2
+    assert [len(answer.choices) for answer in fleet.router.answers] == [2, 2]
+
+
+@in_loop
+async def test_who_leaves_early_ends_every_sequence_and_the_router_is_not_told() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = ToEngine("b"), fleet.clients["b"]
+    job = fleet.job(n=2)
+    with pytest.raises(asyncio.CancelledError):
+        async with fleet.dispatcher.generate(job, ToEngine("b")) as generation:
+            async for _ in generation:
+                raise asyncio.CancelledError
+    assert {name for name, _ in client.aborted} == {job.name(0), job.name(1)} and fleet.router.answers == []
+
+
+@in_loop
+async def test_an_engine_that_is_not_up_takes_no_job() -> None:
+    fleet = Fleet()
+    with pytest.raises(ApiError) as refused:
+        async with fleet.dispatcher.generate(fleet.job(), ToEngine("b")):
+            pass
+    assert (refused.value.kind, refused.value.code) == ("unavailable", "not_ready")
+
+
+@in_loop
+async def test_a_refusal_keeps_the_status_of_the_router() -> None:
+    fleet = Fleet()
+    fleet.router.decision = Reject(418, "no tea")
+    with pytest.raises(Rejected, match="no tea") as refused:
+        fleet.dispatcher.route(fleet.job().api)
+    assert (refused.value.status, refused.value.kind) == (418, "invalid")
+
+
+@in_loop
+async def test_a_route_to_nowhere_is_none() -> None:
+    engines = Fleet().engines
+    assert "expected an engine of the fleet: 'a', 'b'" in route_problem(ToEngine("c"), 1, engines)
+    assert "of 1 choices, expected 2" in route_problem(Answer(({},)), 2, engines)
+    assert route_problem(ToEngine("b"), 1, engines) == route_problem(ToUrl("http://a/v1"), 1, engines) == ""
