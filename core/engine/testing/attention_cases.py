@@ -128,8 +128,9 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
 
 
 def reference_lse(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """:meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse` in float64."""
-    return paged_attention_lse(inputs.batch, case.op, inputs.q, inputs.cache, exact=True)
+    """:meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse` in float64, on the CPU."""
+    out, lse = paged_attention_lse(inputs.batch, case.op, inputs.q, inputs.cache, exact=True)
+    return out.cpu(), lse.cpu()
 
 
 def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
