@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import native
-from engine.native import Source, ahead, file_cache, library, library_cache
+from engine.native import Source, ahead, file_cache, library_cache, shared_library
 from tests.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -18,12 +18,12 @@ ANSWER = 'extern "C" int answer() { return ANSWER; }\n'
 START = """
 import sys
 from pathlib import Path
-from engine.native import Source, ahead, library
+from engine.native import Source, ahead, shared_library
 sources = [Source(Path(sys.argv[1]), (f"ANSWER={number}",)) for number in range(3)]
 print("ready", flush=True)
 sys.stdin.readline()
 ahead.begin(sources)
-print([library.open_library(source).answer() for source in sources])
+print([shared_library.open_library(source).answer() for source in sources])
 """
 """A process that starts when it is told to."""
 
@@ -37,7 +37,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Source]:
 
 
 def answers(sources: list[Source]) -> list[int]:
-    return [library.open_library(source).answer() for source in sources]
+    return [shared_library.open_library(source).answer() for source in sources]
 
 
 def kept() -> list[str]:
@@ -85,7 +85,7 @@ def test_a_source_that_does_not_compile_fails_where_it_is_asked_for(sources: lis
     ahead.finish()
     assert answers(sources[:1]) == [7]
     with pytest.raises(native.NativeError, match=r"kernel\.cpp does not compile .*execution=eager(?s:.*)ANSWER"):
-        library.open_library(broken)
+        shared_library.open_library(broken)
     assert kept() == ["kernel.7"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import native
-from engine.native import Source, file_cache, library, library_cache
+from engine.native import Source, file_cache, library_cache, shared_library
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -40,7 +40,7 @@ def write(folder: Path, text: str = SOURCE) -> Path:
 
 
 def answer(compiler: native.Compiler, source: Path) -> int:
-    loaded = library.from_memory(library_cache.build(compiler, Source(source)), source.stem)
+    loaded = shared_library.from_memory(library_cache.build(compiler, Source(source)), source.stem)
     return int(loaded.answer())
 
 
@@ -157,7 +157,7 @@ def test_libraries_that_are_loaded_one_after_the_other_are_not_confused(
     libraries = []
     for number in (1, 2, 3):
         built = library_cache.build(compiler, Source(write(tmp_path, SOURCE.replace("42", str(number)))))
-        libraries.append(library.from_memory(built, "kernel"))
+        libraries.append(shared_library.from_memory(built, "kernel"))
     assert [library.answer() for library in libraries] == [1, 2, 3]
 
 

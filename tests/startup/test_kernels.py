@@ -18,7 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.kernels.cpu import elementwise, expert_ops, head_ops, layer_ops, recurrent, row_ops
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.native import Source, ahead, calls
-from engine.native.library import THREAD_POOL
+from engine.native.shared_library import THREAD_POOL
 from engine.sampling import choose_native
 from engine.startup import kernels
 from engine.startup.build import build_engine

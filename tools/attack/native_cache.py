@@ -51,9 +51,9 @@ if "PAUSE" in os.environ:
 KERNELS_CHILD = """
 import sys
 from pathlib import Path
-from engine.native import compiler, library
-library.find_compiler = lambda: compiler.Compiler((sys.argv[2],), "any version")  # asking takes half a second
-loaded = library.open_library(compiler.Source(Path(sys.argv[1]) / "kernel.cpp"))
+from engine.native import compiler, shared_library
+shared_library.find_compiler = lambda: compiler.Compiler((sys.argv[2],), "any version")  # asking takes half a second
+loaded = shared_library.open_library(compiler.Source(Path(sys.argv[1]) / "kernel.cpp"))
 print("loaded", flush=True)
 sys.stdin.readline()
 print("answer", loaded.answer())

@@ -39,7 +39,6 @@ from engine.plugin_guard.values import attribute_problems
 T = TypeVar("T")
 
 ENGINE_SLOTS = tuple(name for name, slot in SLOTS.items() if not slot.in_api)
-API_SLOTS = tuple(name for name, slot in SLOTS.items() if slot.in_api)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.native.compiler import Source
-from engine.native.library import open_library
+from engine.native.shared_library import open_library
 
 SOURCE = Source(Path(__file__).with_suffix(".cpp"))
 MOST_ARGUMENTS = 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.native import library_cache
 from engine.native.calls import Function
 from engine.native.compiler import Source
-from engine.native.library import compiler_for, open_library
+from engine.native.shared_library import compiler_for, open_library
 
 if TYPE_CHECKING:
     from torch import Tensor

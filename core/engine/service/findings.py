@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import structlog
+
 from engine.assembly import values
 from engine.contracts.command import CommandProvider
 from engine.contracts.findings import EngineReader, Findings
@@ -12,6 +14,8 @@ from engine.plugin_guard.calls import error_line, quote
 from engine.service.errors import ApiError
 
 LIMIT_S = 180.0
+
+log = structlog.get_logger("engine.findings")
 
 
 class Finders:
@@ -37,6 +41,7 @@ class Finders:
         except TimeoutError:
             raise ApiError("failed", f"engine {name} did not end within {LIMIT_S:.0f} s.") from None
         except Exception as error:  # a plugin may fail in any way; it is named
+            log.warning("command failed", command=name, exc_info=error)
             raise ApiError("failed", f"engine {name}: {error_line(error)}") from error
         finally:
             self._running = ""

@@ -7,7 +7,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph
 from engine.kernels.cpu.sources import graph_sources
 from engine.native import ahead
-from engine.native.library import THREAD_POOL
+from engine.native.shared_library import THREAD_POOL
 
 PHASE = "compile kernels"
 

@@ -15,7 +15,7 @@ from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.torch.rope import rotate
-from engine.native import library, loader
+from engine.native import loader, shared_library
 from engine.testing.attention_cases import PlainFormat
 from tests.needs import needs_compiler, needs_x86
 
@@ -71,9 +71,9 @@ def test_the_gate_is_right_far_from_zero(act: str, processor: str | None, monkey
         here = native.find_compiler()
         assert not isinstance(here, str)
         older = replace(here, command=(*here.command, f"-march={processor}"))
-        monkeypatch.setattr(library, "find_compiler", lambda: older)
-        uncached = library.open_library.__wrapped__
-        for module in (library, loader):
+        monkeypatch.setattr(shared_library, "find_compiler", lambda: older)
+        uncached = shared_library.open_library.__wrapped__
+        for module in (shared_library, loader):
             monkeypatch.setattr(module, "open_library", uncached)
         monkeypatch.setattr(layer_ops, "kernels", layer_ops.kernels.__wrapped__)
     inf = float("inf")

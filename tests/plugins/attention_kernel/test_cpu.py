@@ -19,7 +19,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.kernels.torch.reference import paged_attention
-from engine.native import file_cache, find_compiler, library, loader
+from engine.native import file_cache, find_compiler, loader, shared_library
 from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
@@ -287,10 +287,10 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     here = find_compiler()
     assert not isinstance(here, str)
     oldest = dataclasses.replace(here, command=(*here.command, "-march=x86-64"))
-    monkeypatch.setattr(library, "find_compiler", lambda: oldest)
+    monkeypatch.setattr(shared_library, "find_compiler", lambda: oldest)
     monkeypatch.setattr(file_cache, "cache_folder", lambda: tmp_path)
-    uncached = library.open_library.__wrapped__
-    for module in (library, loader):
+    uncached = shared_library.open_library.__wrapped__
+    for module in (shared_library, loader):
         monkeypatch.setattr(module, "open_library", uncached)
     baseline_kernels = cache(kernels.__wrapped__)
     assert not baseline_kernels(torch.bfloat16, torch.bfloat16).can_use_amx()
