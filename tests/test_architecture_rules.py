@@ -289,7 +289,7 @@ MODEL_TYPES = (
     "llama", "minicpm", "ministral", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmoe", "phi", "qwen", "qwq",
     "seed_oss", "smollm", "stablelm", "starcoder", "vicuna",
 )  # fmt: skip
-"""Spellings of ``model_type``, without numbers behind them."""
+"""Spellings of ``model_type``, without numbers after them."""
 A_ROTATION = re.compile(r"\b_?llama3\b")
 """What ``config.json`` calls one way to stretch it, whatever the family."""
 MAY_NAME_FAMILIES = {

@@ -34,7 +34,7 @@ FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
 
 
 def rows(table_after: str, page: str) -> list[list[str]]:
-    """Cells of the first table behind a heading line of that table."""
+    """Cells of the first table after a heading line of that table."""
     lines = page[page.index(table_after) :].splitlines()[2:]
     body = [line for line in lines[: lines.index("")] if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]

@@ -33,7 +33,7 @@ def test_every_hook_is_documented_with_an_example_of_that_hook(name):
 
 
 def answer(name):
-    """What the example of a hook returns, run behind the lines that all examples begin with."""
+    """What the example of a hook returns, run after the lines that all examples begin with."""
     module = ModuleType("engine_mine")
     exec(compile(example(hookspecs), "preamble", "exec"), module.__dict__)  # noqa: S102
     exec(compile(example(HOOKS[name]), name, "exec"), module.__dict__)  # noqa: S102 - our own docstring

@@ -36,7 +36,7 @@ Tokens = tuple[int, ...]
 
 
 def make_prompts(llm: LLM, count: int) -> list[Tokens]:
-    """Trained questions, source text of 1 to 600 tokens, and text behind a shared beginning."""
+    """Trained questions, source text of 1 to 600 tokens, and text after a shared beginning."""
     rng = random.Random(0)
     names = list(json.loads((Path(llm.plan.model.path) / "recall.json").read_text())["first_sentences"])
     text = llm.tokenizer.encode_now("".join(inspect.getsource(m) for m in (json, random, inspect)))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.assembly.discovery import discover
 from engine.cli.command import parser_of
-from engine.cli.commands import behind_others, commands, load
+from engine.cli.commands import after_others, commands, load
 from engine.cli.plugins.docstrings import as_markdown, assigned, string
 from engine.contracts.command import Command
 from engine.contracts.config import PluginSettings
@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def _commands() -> str:
-    known = commands(discover(PluginSettings(third_party=False))) | behind_others()
+    known = commands(discover(PluginSettings(third_party=False))) | after_others()
     return "\n".join(_command(name, load(offer)) for name, offer in sorted(known.items()))
 
 
@@ -115,7 +115,7 @@ class Source:
 
     def members(self, body: Sequence[ast.stmt], level: str) -> Iterator[str]:
         """Every public class, function and documented name."""
-        for node, behind in zip(body, [*body[1:], ast.Pass()]):
+        for node, after in zip(body, [*body[1:], ast.Pass()]):
             match node:
                 case ast.ClassDef(name=name) if not name.startswith("_"):
                     yield f"{level} `{name}`\n\n{self._class(node)}".rstrip()
@@ -124,13 +124,13 @@ class Source:
                 case ast.Assign(value=value) | ast.AnnAssign(value=value) if assigned(node)[:1].isalpha():
                     text = self.text(value)
                     shown = f"`{assigned(node)} = {text}`" if len(text) <= LONG else f"`{assigned(node)}`"
-                    yield f"{level} {shown}\n\n{as_markdown(string(behind))}".rstrip()
+                    yield f"{level} {shown}\n\n{as_markdown(string(after))}".rstrip()
 
     def _class(self, node: ast.ClassDef) -> str:
         bases = ", ".join(f"`{self.text(base)}`" for base in node.bases if self.text(base) not in KINDS)
         kind = f"*{self._kind(node)}{', from ' + bases if bases else ''}.* "
         pairs = zip(node.body, [*node.body[1:], ast.Pass()])
-        items = [self._item(child, behind) for child, behind in pairs if not (bases and self._only_overrides(child))]
+        items = [self._item(child, after) for child, after in pairs if not (bases and self._only_overrides(child))]
         return f"{kind}{self.doc(node)}\n\n" + "\n".join(filter(None, items))
 
     def _only_overrides(self, node: ast.stmt) -> bool:
@@ -143,12 +143,12 @@ class Source:
         kinds = [KINDS[base] for base in map(self.text, node.bases) if base in KINDS]
         return kinds[0] if kinds else "Data"
 
-    def _item(self, node: ast.stmt, behind: ast.stmt) -> str:
+    def _item(self, node: ast.stmt, after: ast.stmt) -> str:
         """A member of a class as an item of a list."""
         match node:
             case ast.AnnAssign(annotation=annotation, value=value) if not assigned(node).startswith("_"):
                 shown = f"{assigned(node)}: {self.text(annotation)}" + (f" = {self.text(value)}" if value else "")
-                return _listed(shown, as_markdown(string(behind)))
+                return _listed(shown, as_markdown(string(after)))
             case ast.FunctionDef(name=name) if not name.startswith("_") or name == "__call__":
                 return _listed(self._signature(node), self.doc(node))
         return ""

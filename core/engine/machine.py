@@ -78,7 +78,7 @@ class MachineUse(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Behind "the engine spent"."""
+        """After "the engine spent"."""
         parts = (
             "" if self.waiting is None else f"{self.waiting:.0%} of its time without a core",
             "" if self.others is None else f"others used {self.others:.1f} of {self.cpus} CPUs",
@@ -202,6 +202,6 @@ def _text(file: Path) -> str:
 
 
 def _microseconds(file: Path, name: str) -> float | None:
-    """The first number behind ``name``, in seconds."""
+    """The first number after ``name``, in seconds."""
     number = _text(file).partition(name)[2].split()
     return int(number[0]) / 1e6 if number else None

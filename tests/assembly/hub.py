@@ -110,7 +110,7 @@ class Hub(ThreadingHTTPServer, AbstractContextManager["Hub"]):
         self.asked: list[tuple[str, str, str]] = []
         """Method, path and range of every request."""
         self.breaks_after = 2**60
-        """Bytes of the next file that is longer, behind which the connection breaks once."""
+        """Bytes of the next file that is longer, after which the connection breaks once."""
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 

@@ -191,7 +191,7 @@ CUTS: dict[str, tuple[tuple[int, tuple[tuple[int, int], ...]], ...]] = {
 @pytest.mark.parametrize("name", CUTS)
 def test_a_cut_is_read_and_nothing_else_of_the_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = torch.arange(6 * 7 * 4).view(6, 7, 4).to(torch.int16)
-    save_file({"before": torch.zeros(3), "a": saved, "behind": torch.zeros(3)}, tmp_path / "model.safetensors")
+    save_file({"before": torch.zeros(3), "a": saved, "after": torch.zeros(3)}, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(str(tmp_path))
     want, read = saved, 0
     for axis, ranges in CUTS[name]:

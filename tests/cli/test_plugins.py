@@ -132,7 +132,7 @@ def test_a_suite_without_tests_is_no_suite_that_passes(package, capsys) -> None:
     assert code == 1 and tests["pytest"]["why"] == "pytest ended with NO_TESTS_COLLECTED"
 
 
-def test_a_check_leaves_no_files_behind(package, capsys, tmp_path, monkeypatch) -> None:
+def test_a_check_leaves_no_files_after(package, capsys, tmp_path, monkeypatch) -> None:
     folder, here, temporary = package("exporter", "writer"), tmp_path / "here", tmp_path / "temporary"
     here.mkdir()
     temporary.mkdir()
@@ -217,7 +217,7 @@ def test_an_exporter_of_two_packages_is_selected_by_its_distribution() -> None:
     ("words", "expected"),
     [
         (["shw"], "did you mean 'show'"),
-        (["--json", "show"], "it comes right behind 'engine plugins'"),
+        (["--json", "show"], "it comes right after 'engine plugins'"),
         (["check", "none"], "say which of quantizer=none, drafter=none"),
         (["check", "quantizer=int9"], "did you mean 'int8'"),
         (["show", "ngrm"], "did you mean 'ngram'"),

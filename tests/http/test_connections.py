@@ -82,7 +82,7 @@ async def test_a_connection_too_many_is_refused_in_json_while_all_others_are_bei
 
 
 @in_loop
-async def test_a_client_that_hangs_up_behind_pipelined_requests_is_noticed_at_once() -> None:
+async def test_a_client_that_hangs_up_after_pipelined_requests_is_noticed_at_once() -> None:
     async with running() as server:
         server.client.hold_before = 1
         _, writer = await connect(server, http(chat()) * 50)

@@ -71,7 +71,7 @@ def inject_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer_of(request: EngineRequest) -> list[tuple[int, ...]]:
-    """Repeats the number that the prompt holds, six bytes a step; the tokens 1 and 2 mark faults behind it."""
+    """Repeats the number that the prompt holds, six bytes a step; the tokens 1 and 2 mark faults after it."""
     prompt = TEXT(request.prompt)
     number = prompt.partition("number ")[2].partition(".")[0]
     marks = [1] * ("<detokenize>" in prompt) + [2] * ("<stop>" in prompt)

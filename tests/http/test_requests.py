@@ -300,7 +300,7 @@ async def test_a_stop_string_counts_once_the_output_is_long_enough() -> None:
 
 
 @in_loop
-async def test_a_stop_string_that_begins_in_the_least_length_and_is_complete_behind_it_ends_the_text() -> None:
+async def test_a_stop_string_that_begins_in_the_least_length_and_is_complete_after_it_ends_the_text() -> None:
     async with running(says("abSTOPcd")) as server:
         _, _, data = await server.post("/v1/completions", completion(max_tokens=20, stop="STOP", min_tokens=4))
     choice = json.loads(data)["choices"][0]

@@ -60,7 +60,7 @@ async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() ->
 
 @pytest.mark.parametrize(("ui", "without_key", "with_key"), [(None, 401, 200), (True, 200, 200), (False, 401, 404)])
 @in_loop
-async def test_with_a_key_the_page_is_behind_it_unless_asked_for(
+async def test_with_a_key_the_page_is_after_it_unless_asked_for(
     ui: bool | None, without_key: int, with_key: int
 ) -> None:
     async with running(api_key="hush", ui=ui) as server:

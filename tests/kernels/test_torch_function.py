@@ -31,7 +31,7 @@ Between = Callable[[Builder, Value], Value]
 
 
 class Tiny:
-    """An MLP without a gate behind attention; ``between`` is what lies between its projections."""
+    """An MLP without a gate after attention; ``between`` is what lies between its projections."""
 
     def __init__(self, between: Between) -> None:
         self._between = between

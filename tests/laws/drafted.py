@@ -103,7 +103,7 @@ def engine(models: Models, name: str, *overrides: str) -> EngineCore:
 
 
 def prompts(models: Models, name: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """1 to 60 tokens: text of the bundled model, random ones of the others; many behind one beginning, many that
+    """1 to 60 tokens: text of the bundled model, random ones of the others; many after one beginning, many that
     repeat themselves."""
     generator = torch.Generator().manual_seed(seed)
 

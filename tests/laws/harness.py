@@ -77,7 +77,7 @@ def _plan(overrides: tuple[str, ...]) -> EnginePlan:
 
 
 def random_requests(seed: int, count: int, longest: int = 60, shared: int = 24) -> list[EngineRequest]:
-    """Prompts of 1 to ``longest`` tokens, about half of them behind one of two shared beginnings."""
+    """Prompts of 1 to ``longest`` tokens, about half of them after one of two shared beginnings."""
     rng = random.Random(seed)
     beginnings = [[rng.randrange(VOCAB - 2) for _ in range(shared)] for _ in range(2)]
     requests = []

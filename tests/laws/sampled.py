@@ -33,7 +33,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     tensors["model.embed_tokens.weight"] = 0.4 * torch.randn(VOCAB, 64, generator=generator)
     tensors["lm_head.weight"] = 0.25 * torch.randn(VOCAB, 64, generator=generator)
     for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"model.layers.1.{name}.weight"] *= 0.4  # what comes behind the first layer changes little
+        tensors[f"model.layers.1.{name}.weight"] *= 0.4  # what comes after the first layer changes little
     first = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
     paths = folder / "target", folder / "draft"
     for path, weights, layers in zip(paths, (tensors, first), (LAYERS, 1), strict=True):
@@ -135,13 +135,13 @@ class Tokens:
     tokens: np.ndarray
     """int64 ``[N]``"""
     probs: np.ndarray
-    """float64 ``[N, VOCAB]``: what the model gives every token behind that text."""
+    """float64 ``[N, VOCAB]``: what the model gives every token after that text."""
     favoured: np.ndarray
     """bool ``[N, VOCAB]``: tokens that the draft model thinks likelier than that."""
 
 
 def judged(model: dict[str, Tensor], draft: dict[str, Tensor], found: Sample) -> Tokens:
-    """What both models give the tokens of a sample, each behind its own text."""
+    """What both models give the tokens of a sample, each after its own text."""
     texts = [[*request.prompt, *output] for request, output in found.outputs]
     padded = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
     for row, text in zip(padded, texts, strict=True):

@@ -33,7 +33,7 @@ Outputs = list[tuple[int, ...]]
 
 
 def prompts(llm: LLM, count: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Questions the model was trained on, source text of 1 to 700 tokens, and text behind a shared beginning."""
+    """Questions the model was trained on, source text of 1 to 700 tokens, and text after a shared beginning."""
     rng = random.Random(seed)
     names = list(json.loads(recall_file().read_text())["first_sentences"])
     text = llm.tokenizer.encode_now(inspect.getsource(json) + inspect.getsource(random) + inspect.getsource(inspect))

@@ -1,4 +1,4 @@
-"""A hit of the prefix cache may end at any token: what is computed behind it is what a run without cache computes, and
+"""A hit of the prefix cache may end at any token: what is computed after it is what a run without cache computes, and
 no more is computed than must be."""
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def conversed(core: EngineCore, text: tuple[int, ...]) -> tuple[int, ...]:
 
 @few(5)
 @pytest.mark.parametrize("row", pairwise((FORMATS, DRAFTING, OVERLAP, MEMORY, ("1", "3"))), ids=" ".join)
-def test_answers_behind_cached_texts_are_those_of_a_run_without_cache(
+def test_answers_after_cached_texts_are_those_of_a_run_without_cache(
     row: tuple[str, ...], models: Models, uncached: Callable[[str], dict[tuple[int, ...], list[tuple[int, ...]]]]
 ) -> None:
     kv_format, drafter, overlap, memory, batch = row

@@ -127,7 +127,7 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
 
 
 def test_a_captured_step_launches_little_beside_its_layers(tmp_path: Path) -> None:
-    """One kernel fills it and one settles it; what samples is captured behind it, without and with penalties."""
+    """One kernel fills it and one settles it; what samples is captured after it, without and with penalties."""
     plan, _, model, kv = triton_model(tiny.write(tmp_path, layers=1))
     tables = DeviceTables(3, plan.max_len, 0, BLOCK, "cpu", plan.model.vocab_size)
     captured: list[Launches] = []

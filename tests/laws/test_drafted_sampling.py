@@ -122,7 +122,7 @@ def check_biased(paths: Paths, case: Case, num_tokens: int, monkeypatch: pytest.
     assert p < BORDER
 
 
-def test_tokens_follow_the_model_behind_drafts_drawn_with_the_noise_of_verification(paths: Paths) -> None:
+def test_tokens_follow_the_model_after_drafts_drawn_with_the_noise_of_verification(paths: Paths) -> None:
     check(paths, MIXED, FEWER_TOKENS)
 
 

@@ -165,7 +165,7 @@ def test_a_draft_model_that_is_the_target_is_never_wrong_wherever_prompts_are_cu
     undrafted: Callable[[int], list[tuple[int, ...]]],
 ) -> None:
     core = drafting("target", "scheduler=chunked_prefill", f"scheduler.token_budget={budget}")
-    for _ in range(2):  # the second time behind cached prefixes
+    for _ in range(2):  # the second time after cached prefixes
         found = answers(core, requests_for(texts, [GREEDY]), 4)
         drafted, accepted = counts(found)
         assert [a.tokens for a in found] == undrafted(30)
@@ -176,7 +176,7 @@ def test_a_draft_model_that_is_the_target_is_never_wrong_wherever_prompts_are_cu
 
 @few(2)
 @pytest.mark.parametrize("drafter", DEVICE_DRAFTERS)
-def test_drafts_are_as_good_behind_a_prefix_hit_a_chunk_border_or_beside_others(
+def test_drafts_are_as_good_after_a_prefix_hit_a_chunk_border_or_beside_others(
     drafter: str, drafting: Make, texts: list[tuple[int, ...]]
 ) -> None:
     requests = requests_for(texts, [GREEDY])

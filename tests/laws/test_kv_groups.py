@@ -54,7 +54,7 @@ ROOM = ("scheduler.max_requests=4", "scheduler.token_budget=48")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A checkpoint, prompts, and what transformers says behind them."""
+    """A checkpoint, prompts, and what transformers says after them."""
 
     path: Path
     prompts: tuple[tuple[int, ...], ...]

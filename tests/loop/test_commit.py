@@ -48,7 +48,7 @@ def test_new_tokens_are_published_and_their_blocks_committed():
 
 
 @pytest.mark.parametrize("at, expected", [(0, (3,)), (2, (1, 2, 3)), (3, (1, 2, 9, 3))])
-def test_a_stop_token_ends_the_output_before_anything_behind_it_counts(at, expected):
+def test_a_stop_token_ends_the_output_before_anything_after_it_counts(at, expected):
     bench = Bench(stop_token_ids=(3,))
     bench.step(10, 0, RowResult((50,)))
     tokens = (*expected[:-1], 3, *(7,) * (3 - at))

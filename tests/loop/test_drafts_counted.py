@@ -49,7 +49,7 @@ def test_steps_and_requests_count_the_same_drafts(overlap):
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
-def test_rounds_are_the_steps_behind_the_first_token(drafter):
+def test_rounds_are_the_steps_after_the_first_token(drafter):
     _, timings = served(f"drafter={drafter}", *(FIXED if drafter == "ngram" else ()))
     for found in timings:
         assert found.draft_chains <= found.decode_steps <= 23

@@ -22,7 +22,7 @@ def request(name: str) -> EngineRequest:
     return EngineRequest(name, (1, 2, 3), SamplingParams(max_tokens=3, temperature=0.0))
 
 
-def test_a_sequence_waits_from_its_arrival_on_though_the_loop_reads_it_behind_the_step() -> None:
+def test_a_sequence_waits_from_its_arrival_on_though_the_loop_reads_it_after_the_step() -> None:
     launched: list[StepPlan] = []
 
     def ms(plan: StepPlan) -> float:

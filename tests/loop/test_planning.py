@@ -72,7 +72,7 @@ def test_drafts_are_left_out_where_no_block_is_free_and_nobody_is_preempted_for_
     assert not any(plan.admits for plan in simulation.device.plans[1:])
 
 
-def test_a_prompt_that_ends_asks_for_drafts_behind_it():
+def test_a_prompt_that_ends_asks_for_drafts_after_it():
     simulation = simulate(drafts=3)
     simulation.core.submit(request(prompt=tuple(range(90))))
     simulation.core.step()

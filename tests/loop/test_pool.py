@@ -83,7 +83,7 @@ def test_an_admission_taken_back_leaves_no_trace(ledger):
         (24, 1, (), 1, 0),
     ],
 )
-def test_a_hit_leaves_the_last_token_to_compute_and_what_a_drafter_saw_behind_is_the_same(
+def test_a_hit_leaves_the_last_token_to_compute_and_what_a_drafter_saw_after_is_the_same(
     ledger, cached, tokens, other, kv_lookahead, hit
 ):
     p = pool(ledger, kv_lookahead=kv_lookahead)

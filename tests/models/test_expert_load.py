@@ -98,7 +98,7 @@ def test_a_load_of_another_model_is_refused(name: str) -> None:
 # -- counted
 
 
-def test_counting_is_right_behind_the_choice_and_changes_nothing_else() -> None:
+def test_counting_is_right_after_the_choice_and_changes_nothing_else() -> None:
     graph = mixture(experts=6)
     found = counted(graph, 32)
     nodes = found.layers[0].nodes

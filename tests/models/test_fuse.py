@@ -33,12 +33,12 @@ def chain() -> Graph:
     return b.graph()
 
 
-def titles(graph: Graph, *kernels: tuple[str, Matcher], behind: Counter[int] | None = None) -> list[str]:
-    return [found.kernel for found in calls(graph, *kernels, behind=behind)]
+def titles(graph: Graph, *kernels: tuple[str, Matcher], after: Counter[int] | None = None) -> list[str]:
+    return [found.kernel for found in calls(graph, *kernels, after=after)]
 
 
-def calls(graph: Graph, *kernels: tuple[str, Matcher], behind: Counter[int] | None = None) -> tuple[Fused[str], ...]:
-    return fused(graph.embed, [*kernels, *SINGLE], Counter() if behind is None else behind)
+def calls(graph: Graph, *kernels: tuple[str, Matcher], after: Counter[int] | None = None) -> tuple[Fused[str], ...]:
+    return fused(graph.embed, [*kernels, *SINGLE], Counter() if after is None else after)
 
 
 def test_every_op_is_computed_once_and_in_order() -> None:
@@ -75,7 +75,7 @@ def test_an_op_without_a_kernel_is_named() -> None:
 # Values that others read ---------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_is_read_behind_the_sequence_forbids_it() -> None:
+def test_a_value_that_is_read_after_the_sequence_forbids_it() -> None:
     b = Builder()
     normed = b.rms_norm(b.input(8), "n", 1e-5)
     b.add(b.scale(normed, 2.0), normed)
@@ -89,7 +89,7 @@ def test_a_value_that_another_block_reads_forbids_the_sequence() -> None:
     (normed,) = graph.embed.nodes[0].outputs
     two = ("two", sequence(Norm, Scale))
     assert titles(graph, two)[0] == "two"
-    assert titles(graph, two, behind=Counter({normed: 1}))[:2] == ["Norm", "Scale"]
+    assert titles(graph, two, after=Counter({normed: 1}))[:2] == ["Norm", "Scale"]
 
 
 def test_a_shorter_sequence_takes_the_place_of_one_that_is_forbidden() -> None:
@@ -97,7 +97,7 @@ def test_a_shorter_sequence_takes_the_place_of_one_that_is_forbidden() -> None:
     (capped,) = graph.embed.nodes[2].outputs
     four, three = ("four", sequence(Norm, Scale, SoftCap, Activation)), ("three", sequence(Norm, Scale, SoftCap))
     assert titles(graph, four, three)[0] == "four"
-    assert titles(graph, four, three, behind=Counter({capped: 1}))[0] == "three", "its last value may be read by anyone"
+    assert titles(graph, four, three, after=Counter({capped: 1}))[0] == "three", "its last value may be read by anyone"
 
 
 def test_a_value_made_on_the_way_that_only_others_read_is_an_output() -> None:
@@ -131,7 +131,7 @@ def test_inputs_come_in_the_order_in_which_they_are_read_and_once() -> None:
     assert found.inputs == (y.number, x.number)
 
 
-def test_the_last_use_of_a_value_is_where_nobody_behind_reads_it() -> None:
+def test_the_last_use_of_a_value_is_where_nobody_after_reads_it() -> None:
     b = Builder()
     x = b.input(8)
     normed = b.rms_norm(x, "n", 1e-5)
@@ -146,8 +146,8 @@ def test_what_another_block_reads_is_never_used_last() -> None:
     graph = chain()
     assert calls(graph)[-1].last_use == set(calls(graph)[-1].inputs)
     (x,) = graph.inputs
-    behind = calls(graph, behind=Counter({x: 1}))[-1]
-    assert behind.inputs[0] == x and x not in behind.last_use
+    after = calls(graph, after=Counter({x: 1}))[-1]
+    assert after.inputs[0] == x and x not in after.last_use
 
 
 def test_all_that_the_last_op_makes_is_an_output_read_or_not() -> None:

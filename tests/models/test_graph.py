@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(name: str) -> None:
+def test_what_does_not_fit_is_refused_and_leaves_nothing_after(name: str) -> None:
     record, message = REFUSED[name]
     b = Builder()
     x, y = b.input(16), b.input(24)
@@ -362,11 +362,11 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(name: str) -> No
     assert not list(b.graph().nodes) and not b.graph().caches
 
 
-def test_layers_lie_one_behind_another() -> None:
+def test_layers_lie_one_after_another() -> None:
     b = Builder()
     x = b.embed("embed", 64, 16)
     with b.layer(x), pytest.raises(ValueError, match="a layer inside of a layer"), b.layer(x):
         pass
     b.rms_norm(x, "last", 1e-5)
-    with pytest.raises(ValueError, match="behind ops that follow the last layer"), b.layer(x):
+    with pytest.raises(ValueError, match="after ops that follow the last layer"), b.layer(x):
         pass

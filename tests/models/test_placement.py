@@ -760,7 +760,7 @@ def test_ranks_are_numbered_stage_by_stage() -> None:
     assert layout.size == 6 and [layout.stage(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [layout.index(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
     assert [layout.before(rank) for rank in range(6)] == [None, None, 0, 1, 2, 3]
-    assert [layout.behind(rank) for rank in range(6)] == [2, 3, 4, 5, None, None]
+    assert [layout.after(rank) for rank in range(6)] == [2, 3, 4, 5, None, None]
     assert layout.chooser == 4
     assert layout.groups(3) == {"world": (0, 1, 2, 3, 4, 5), "stage": (2, 3), "tp": (2, 3)}
 
@@ -769,7 +769,7 @@ def test_ranks_that_share_out_tokens_follow_those_that_share_out_layers() -> Non
     layout = Layout(tp=2, pp=2, pcp=3)
     assert layout.size == 12 and layout.chooser == 6
     assert [layout.part(rank) for rank in range(6, 12)] == [0, 0, 1, 1, 2, 2]
-    assert layout.before(9) == 3 and layout.behind(3) == 9
+    assert layout.before(9) == 3 and layout.after(3) == 9
     groups = layout.groups(9)
     assert groups["stage"] == (6, 7, 8, 9, 10, 11) and groups["tp"] == (8, 9) and groups["pcp"] == (7, 9, 11)
 

@@ -183,8 +183,8 @@ def head_in_a_layer(b: Builder) -> None:
 
 
 @pytest.mark.parametrize("record", [no_head, two_heads, head_in_a_layer], ids=lambda record: record.__name__)
-def test_there_is_one_head_and_it_is_behind_the_layers(record: Record) -> None:
-    assert refusal(record) == "expected one lm_head(), behind the last layer"
+def test_there_is_one_head_and_it_is_after_the_layers(record: Record) -> None:
+    assert refusal(record) == "expected one lm_head(), after the last layer"
 
 
 def test_what_depends_on_positions_is_in_a_layer() -> None:
@@ -193,11 +193,11 @@ def test_what_depends_on_positions_is_in_a_layer() -> None:
         x, _ = b.rope(x, x, RopeFacts(), 8)
         b.lm_head(layers(b, x), "head", 64)
 
-    def behind(b: Builder) -> None:
+    def after(b: Builder) -> None:
         b.lm_head(attend(b, layers(b, b.embed("e", 64, 16))), "head", 64)
 
     assert refusal(before) == "embed: Rope outside of a layer"
-    assert refusal(behind) == "head: KVWrite outside of a layer"
+    assert refusal(after) == "head: KVWrite outside of a layer"
 
 
 def test_a_layer_reads_the_residual_that_it_names() -> None:
@@ -224,7 +224,7 @@ def test_every_token_that_is_chosen_can_be_embedded() -> None:
     assert refusal(lambda b: b.lm_head(layers(b, b.embed("e", 64, 16)), "head", 96)) == said
 
 
-def test_the_head_is_found_behind_other_projections() -> None:
+def test_the_head_is_found_after_other_projections() -> None:
     def record(b: Builder) -> None:
         x = b.linear(layers(b, b.embed("e", 64, 16)), LinearPart("narrow", 8))
         b.lm_head(x, "head", 48, tied=False)

@@ -1,7 +1,7 @@
 """Ranks share out the tokens of large steps (prefill context parallelism), and say what one rank says.
 
 All in float32, with blocks of 8 tokens. Where experts are spread over these ranks, too, their tokens are gathered in
-front of the experts and summed behind them.
+front of the experts and summed after them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from engine.service import supervisor
 
 TIMEOUT_S = 5.0
 ALL = list(product((0, 1), (signal.SIGKILL, signal.SIGSTOP)))
-BEHIND = list(product((2, 3), (signal.SIGKILL, signal.SIGSTOP)))
+AFTER = list(product((2, 3), (signal.SIGKILL, signal.SIGSTOP)))
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def num_sockets() -> int:
         ("parallelism.tp=2", [(1, signal.SIGKILL)]),
         pytest.param("parallelism.tp=2", [(0, signal.SIGSTOP), (1, signal.SIGSTOP)], marks=pytest.mark.slow),
         pytest.param("parallelism.pp=2", ALL, marks=pytest.mark.slow),
-        pytest.param("parallelism.tp=2 parallelism.pp=2", [*ALL, *BEHIND], marks=pytest.mark.slow),
+        pytest.param("parallelism.tp=2 parallelism.pp=2", [*ALL, *AFTER], marks=pytest.mark.slow),
     ],
 )
 def test_whichever_rank_dies_or_stops_every_stream_ends_in_an_error(

@@ -69,7 +69,7 @@ def gumbel_noise(seed, output_index, vocab):
 
 
 def next_token(logits, params, seed, history, prompt_len, stop_ids):
-    """The token behind a text."""
+    """The token after a text."""
     output_index = len(history) - prompt_len
     x = adjusted(logits, params, history, prompt_len, output_index, stop_ids)
     if params.temperature == 0.0:

@@ -16,7 +16,7 @@ from engine.sampling.state import Feature, SamplingBatch, SamplingState, feature
 from engine.sampling.verify import Choice, Verified, accepted_of, choose_tokens, rank_tokens, results
 
 UNWRITTEN = -1
-"""Poison behind a row's text: it is no token."""
+"""Poison after a row's text: it is no token."""
 
 
 @dataclass(frozen=True, slots=True)

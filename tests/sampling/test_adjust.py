@@ -31,7 +31,7 @@ def test_stop_tokens_outside_the_vocabulary_are_ignored():
     SamplingParams(presence_penalty=0.5), SamplingParams(frequency_penalty=0.3), SamplingParams(repetition_penalty=1.4),
     SamplingParams(presence_penalty=-0.5, frequency_penalty=0.3, repetition_penalty=0.8), SamplingParams(min_tokens=3),
 ])  # fmt: skip
-def test_a_position_behind_drafts_sees_them_as_if_they_had_been_generated(params):
+def test_a_position_after_drafts_sees_them_as_if_they_had_been_generated(params):
     """Also drafts that occur in the prompt, in the output and twice among themselves."""
     history, drafts = (5, 5, 2, 7), (7, 5, 1, 1)
     together = adjusted(params, drafts, history=history, prompt_len=3, stop_ids=(0, 9))

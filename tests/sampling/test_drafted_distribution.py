@@ -36,7 +36,7 @@ def wanted(name: str) -> np.ndarray:
 
 
 def biased(name: str) -> Tensor:
-    """Logits of a distribution at a total variation of :data:`BIAS` from the target's, behind every token."""
+    """Logits of a distribution at a total variation of :data:`BIAS` from the target's, after every token."""
     probs = wanted(name).copy()
     best, second = np.argsort(-probs, axis=1)[:, :2].T
     rows = np.arange(VOCAB)
@@ -47,7 +47,7 @@ def biased(name: str) -> Tensor:
 
 
 Drafter = Callable[[Tensor, SamplingBatch, torch.Generator], Tensor]
-"""The draft behind each of tokens ``[SEQUENCES]``, given the parameters and so the noise of its position."""
+"""The draft after each of tokens ``[SEQUENCES]``, given the parameters and so the noise of its position."""
 
 
 def with_the_targets_noise(last: Tensor, batch: SamplingBatch, generator: torch.Generator) -> Tensor:

@@ -85,7 +85,7 @@ def test_exactly_the_matching_prefix_is_accepted(params):
         assert list(verdict.tokens) == right[: first_wrong + 1]
 
 
-def test_a_right_draft_behind_a_wrong_one_is_not_accepted():
+def test_a_right_draft_after_a_wrong_one_is_not_accepted():
     model, tokens = ToyModel(), (1, 2)
     first = int(model.logits(tokens).argmax())
     wrong = (first + 1) % VOCAB

@@ -48,7 +48,7 @@ def nested(found: list[Slice]) -> None:
         last = start
         while open_until and open_until[-1] <= start:
             open_until.pop()
-        assert not open_until or end <= open_until[-1], f"{name} goes on behind what it is in"
+        assert not open_until or end <= open_until[-1], f"{name} goes on after what it is in"
         open_until.append(end)
 
 

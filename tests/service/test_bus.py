@@ -45,7 +45,7 @@ def test_events_arrive_in_order_and_the_rest_on_close() -> None:
     assert exporter.events == events(100) and exporter.closed
 
 
-def test_transcripts_go_to_those_who_look_at_token_ids_before_the_events_behind_them() -> None:
+def test_transcripts_go_to_those_who_look_at_token_ids_before_the_events_after_them() -> None:
     class Reader(MemoryExporter):
         def transcripts(self, ended: Sequence[Transcript]) -> None:
             self.events += ended  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def test_a_space_is_dropped_where_a_text_begins_and_nowhere_else() -> None:
     assert tokenizer.token_bytes[word] == b" Hi"  # as a name in logprobs, where "Hi" is another token
 
 
-def test_a_prompt_that_begins_with_part_of_a_character_leaves_nothing_behind() -> None:
+def test_a_prompt_that_begins_with_part_of_a_character_leaves_nothing_after() -> None:
     tokenizer, backend = make("byte-level")
     symbols = {byte: symbol for symbol, byte in byte_of_symbol().items()}
     first, second = (backend.token_to_id(symbols[byte]) for byte in "é".encode())

@@ -90,11 +90,11 @@ async def test_work_that_nobody_waits_for_any_more_ends_before_the_next_begins()
     while not running.is_set():
         await asyncio.sleep(0.001)
     left.cancel()
-    behind = asyncio.create_task(turns.run("b", 1, pool, int))
+    after = asyncio.create_task(turns.run("b", 1, pool, int))
     await asyncio.sleep(0.01)
-    assert left.cancelled() and not behind.done()
+    assert left.cancelled() and not after.done()
     go.set()
-    assert await behind == 0
+    assert await after == 0
     pool.shutdown()
 
 

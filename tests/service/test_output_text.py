@@ -54,7 +54,7 @@ def test_a_special_token_spelled_by_plain_tokens_is_a_stop_like_any_other() -> N
 @pytest.mark.parametrize(
     ("text", "min_tokens", "expected"),
     [
-        ("abSTOPcd", 4, ("ab", True)),  # begins within, completes behind
+        ("abSTOPcd", 4, ("ab", True)),  # begins within, completes after
         ("abSTOPcd", 5, ("ab", True)),
         ("abSTOPcd", 6, ("abSTOPcd", False)),  # completes within
         ("abSTOPcdSTOPe", 6, ("abSTOPcd", True)),

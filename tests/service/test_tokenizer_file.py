@@ -27,7 +27,7 @@ def changed(folder: Path, **changes: Any) -> Path:
 
 
 def charsmap() -> bytes:
-    """A trie that replaces ``a`` by ``b``: its root, a step by that letter, and the leaf behind it."""
+    """A trie that replaces ``a`` by ``b``: its root, a step by that letter, and the leaf after it."""
     units = [0] * 512
     units[0] = 256 << 10
     units[256 ^ ord("a")] = ord("a") | 1 << 8 | 2 << 10

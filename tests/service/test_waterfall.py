@@ -148,7 +148,7 @@ def test_a_chrome_trace_has_a_track_for_the_steps_and_one_for_each_sequence() ->
     assert tracks[PID, 1][4] == (4_000_000, 10_000_000, "queue") and tracks[PID, 2][0][0] == 4_000_000
 
 
-def test_a_chrome_trace_nests_although_times_are_rounded_and_steps_end_behind_their_tokens() -> None:
+def test_a_chrome_trace_nests_although_times_are_rounded_and_steps_end_after_their_tokens() -> None:
     late = [step(2, 20.0004, Chunk("cmpl-a-0", 64, 0)), step(3, 30.0031, Chunk("cmpl-a-0", 32, 64))]
     rounded = {"receive_ms": 1.0004, "deliver_ms": 1.0003, "unattributed_ms": -0.0007, "last_write_ms": 2.0001}
     names = [name for _, _, name in chrome(*late, request("cmpl-a-0", **rounded))[PID, 1]]

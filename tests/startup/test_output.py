@@ -40,7 +40,7 @@ def test_a_reader_who_does_not_read_keeps_nobody_waiting():
     read = os.read(reading, 2**20).decode()
     assert len(read) > 2**15 and sent.startswith(read)
     stream.write("taken again\n")
-    assert os.read(reading, 2**20) == b"\ntaken again\n", "behind a line that was cut"
+    assert os.read(reading, 2**20) == b"\ntaken again\n", "after a line that was cut"
 
 
 def test_a_terminal_that_nobody_reads_keeps_nobody_waiting():

@@ -43,7 +43,7 @@ def test_no_batch_needs_a_kernel_that_the_shapes_did_not() -> None:
             assert not missing, (group, kv_heads, num_sms, max_requests, q_lens, missing)
 
 
-def test_warming_up_leaves_nothing_behind() -> None:
+def test_warming_up_leaves_nothing_after() -> None:
     engine = exact_engine("drafter=none", "scheduler.max_requests=3", "scheduler.token_budget=40", max_len=64)
     warm_up_kernels(engine.runner, 64, 40)
     warm_up_sampling(engine.core, 64, 40)

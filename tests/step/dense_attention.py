@@ -18,7 +18,7 @@ class Prepared:
     rows: Tensor
     """int64 ``[num_tokens]``: the row of each query."""
     ahead: Tensor
-    """int64 ``[num_tokens]``: queries of its row behind each."""
+    """int64 ``[num_tokens]``: queries of its row after each."""
 
 
 class DenseAttention:

@@ -61,7 +61,7 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
         ends = [rows.positions + 1, rows.positions + 2, later.positions + 1, later.positions + 2]
         ends += [(which.positions + 2).repeat_interleave(2) for which in (rows, later)]
         for batch, end in zip(batches, ends, strict=True):
-            assert batch.kv_lens_device.tolist() == end.tolist(), "of this call, although others came behind it"
+            assert batch.kv_lens_device.tolist() == end.tolist(), "of this call, although others came after it"
     assert passes[0] == passes[1] and len(set(passes[0])) == 6
 
 

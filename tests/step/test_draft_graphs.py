@@ -45,17 +45,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Behind every replayed drafting the same is done op by op and compared; how often, by rows and drafts wanted."""
+    """After every replayed drafting the same is done op by op and compared; how often, by rows and drafts wanted."""
     counts: Counter[str] = Counter()
     launch = ModelRunner.launch
 
     def launching(self: ModelRunner, plan: StepPlan) -> RunningStep:
         step = launch(self, plan)
-        behind = drafts_of(self)
-        if behind is None:
+        after = drafts_of(self)
+        if after is None:
             return step
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
-        found = None if bucket is None or behind.graphs is None else behind.graphs.find(bucket, plan.rows)
+        found = None if bucket is None or after.graphs is None else after.graphs.find(bucket, plan.rows)
         if not plan.syncs_drafter or found is None:
             counts["op by op" if plan.syncs_drafter else "not at all"] += 1
             return step
@@ -70,7 +70,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def drafted(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
-    """What the tables hold behind the newest token of each row, as far as the row wants drafts."""
+    """What the tables hold after the newest token of each row, as far as the row wants drafts."""
     tables, found = runner.tables, []
     for row in plan.rows:
         first = int(tables.computed[row.row_id]) + 1
@@ -81,19 +81,19 @@ def drafted(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
 
 @torch.inference_mode()
 def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
-    """Draft op by op behind a replayed step, which was drafted behind already; as many drafts as then, for a block is
+    """Draft op by op after a replayed step, which was drafted after already; as many drafts as then, for a block is
     filled according to its size."""
-    behind = drafts_of(runner)
-    assert runner.graphs is not None and behind is not None
+    after = drafts_of(runner)
+    assert runner.graphs is not None and after is not None
     wanted = ((row, found.num_draft_tokens if row.wants_drafts else 0) for row in plan.rows)
     rows = tuple(msgspec.structs.replace(row, wants_drafts=drafts) for row, drafts in wanted)
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
     captured = runner.graphs.captured(found.step)
-    op_by_op = Drafts(behind.drafter, runner.tables)
+    op_by_op = Drafts(after.drafter, runner.tables)
     again = msgspec.structs.replace(plan, rows=rows)
-    op_by_op.behind(again, captured.step_inputs, captured.aux_hidden_states, captured)
+    op_by_op.after(again, captured.step_inputs, captured.aux_hidden_states, captured)
 
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
@@ -185,12 +185,12 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
     full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2)
     compared.clear()
     wanted = itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4))
-    engine.core._drafting.wants_behind = lambda rows: dict.fromkeys(rows, next(wanted))  # type: ignore[method-assign]
+    engine.core._drafting.wants_after = lambda rows: dict.fromkeys(rows, next(wanted))  # type: ignore[method-assign]
     assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
     assert {"2 x 1", "2 x 3", "2 x 6", "op by op"} <= compared.keys()
 
 
-def test_no_drafter_runs_behind_a_step_that_does_not_sync_it(models: Models) -> None:
+def test_no_drafter_runs_after_a_step_that_does_not_sync_it(models: Models) -> None:
     model = f"model.path={models.path('Llama')}"
     engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), row_shapes=(1,))
     capture, replayed, launch = engine.capture, [], engine.runner.launch
@@ -211,7 +211,7 @@ def test_no_drafter_runs_behind_a_step_that_does_not_sync_it(models: Models) -> 
 
 @pytest.mark.parametrize("captured", [True, False], ids=["captured drafts", "op by op"])
 def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the host knows, only the integers of each row go to the device behind the prompt, and nothing comes back
+    """Of what the host knows, only the integers of each row go to the device after the prompt, and nothing comes back
     before the result is asked for."""
     model = f"model.path={models.path('Llama')}"
     engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
@@ -356,7 +356,7 @@ def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(c
         captured = isinstance(drafter, Toy)
         assert (drafts_of(engine.runner).graphs is not None) is captured
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: eager behind every step")
+        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: eager after every step")
         assert (compared["1 x 2"] > 5) is captured
     assert tokens[0] == tokens[1]
 

@@ -1,4 +1,4 @@
-"""Steps one behind the other: what fails, what goes on, and what drafters may not do."""
+"""Steps one after the other: what fails, what goes on, and what drafters may not do."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_a_row_that_is_rolled_back_goes_on_in_place_from_what_is_confirmed(bucke
     assert queue.launch(StepPlan(1, (), (decode(1, 6, drafts),)))().rows[0].num_accepted == 3
     model.fail_on_token = want[4]
     failing = queue.launch(StepPlan(2, (), (decode(1, 10),)))
-    behind = queue.launch(StepPlan(3, (), (decode(1, 11),)))
+    after = queue.launch(StepPlan(3, (), (decode(1, 11),)))
     with pytest.raises(RuntimeError, match=f"token {want[4]} in the batch"):
         failing()
     with pytest.raises(StepSkipped, match="planned on top of a failed one"):
-        behind()
+        after()
     queue.resume()
     model.fail_on_token = None
 

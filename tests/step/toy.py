@@ -20,7 +20,7 @@ from .frozen import FrozenGraphs, RunAgain
 
 VOCAB, HIDDEN, BLOCK, MAX_LEN, MAX_DRAFTS = 40, 8, 4, 48, 3
 BROKEN = VOCAB - 1
-"""The token behind which logits are not finite."""
+"""The token after which logits are not finite."""
 PROMPT_LEN = 3
 
 

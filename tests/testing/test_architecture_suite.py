@@ -49,7 +49,7 @@ def out(b: Builder, x: Value, name: str, sizes: DecoderSizes, bias: bool = False
 
 
 class Softcapped:
-    """Gemma 2: norms before and behind, weights of norms less 1, a scaled embedding, soft caps, windows by layer."""
+    """Gemma 2: norms before and after, weights of norms less 1, a scaled embedding, soft caps, windows by layer."""
 
     config = SHAPE | {
         "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "rms_norm_eps": 1e-3, "sliding_window": 8,
@@ -111,8 +111,8 @@ class Ungated:
         b.lm_head(norm(x, "model.norm"), "lm_head", sizes.vocab_size, tied=True)
 
 
-class NormedBehind:
-    """OLMo 2: norms behind alone, and of queries and keys over all their heads."""
+class NormedAfter:
+    """OLMo 2: norms after alone, and of queries and keys over all their heads."""
 
     config = SHAPE | {
         "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rms_norm_eps": 1e-3,
@@ -192,9 +192,9 @@ class TestUngated(Family):
     family = Ungated
 
 
-class TestNormedBehind(Family):
+class TestNormedAfter(Family):
     __test__ = True
-    family = NormedBehind
+    family = NormedAfter
 
 
 class TestParallel(Family):

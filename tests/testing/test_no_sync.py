@@ -35,7 +35,7 @@ def test_the_guard_sees_what_waits(wait: Callable[[Tensor], object]) -> None:
         wait(torch.ones(3))
 
 
-def test_what_the_guard_refuses_is_allowed_again_behind_it() -> None:
+def test_what_the_guard_refuses_is_allowed_again_after_it() -> None:
     with pytest.raises(Synchronises), NoSync(), NoSync():
         torch.ones(3).tolist()
     assert torch.ones(2).tolist() == [1.0, 1.0] and bool(torch.ones(())) and int(torch.ones(())) == 1

@@ -93,7 +93,7 @@ def test_mutated_requests_and_raw_bytes_are_refused_properly(target):
     assert held(fuzz.attack(target, 300, seed=1)) == []
 
 
-def test_clients_that_go_away_leave_nothing_behind(target):
+def test_clients_that_go_away_leave_nothing_after(target):
     assert held(aborts.attack(target, 40, seed=1)) == []
 
 

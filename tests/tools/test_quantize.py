@@ -309,13 +309,13 @@ def proj(name, size=SIZE):
 
 
 def test_without_a_norm_before_them_projections_keep_their_inputs():
-    """Norms behind the linear layers, as OLMo 2 has them: only values and up take scales."""
+    """Norms after the linear layers, as OLMo 2 has them: only values and up take scales."""
 
     def record(b, x):
         q, k, v = b.linear(x, proj("q"), proj("k"), proj("v"))
-        x = b.add(x, b.rms_norm(b.linear(b.attention(q, k, v, 4), proj("o")), "behind_attention", 1e-5))
+        x = b.add(x, b.rms_norm(b.linear(b.attention(q, k, v, 4), proj("o")), "after_attention", 1e-5))
         gate, up = b.linear(x, proj("gate"), proj("up"))
-        return b.add(x, b.rms_norm(b.linear(b.gated(gate, up, "silu"), proj("down")), "behind_mlp", 1e-5))
+        return b.add(x, b.rms_norm(b.linear(b.gated(gate, up, "silu"), proj("down")), "after_mlp", 1e-5))
 
     names, held, norms = folded(record)
     assert names == {"o", "down"} and set(norms.values()) == {1.0}

@@ -29,7 +29,7 @@ FOLDED = {
     "cohere": (dense.TestCohere(), "o_proj down_proj"),  # attention and feed-forward network read one norm
     "gemma2": (nested.TestGemma(), "q_proj o_proj gate_proj down_proj"),  # norms are stored less 1
     "gpt_oss": (sparse.TestGptOss(), "q_proj o_proj"),  # sinks in attention, experts
-    "olmo2": (dense.TestOlmo(), "o_proj down_proj"),  # norms behind linear layers
+    "olmo2": (dense.TestOlmo(), "o_proj down_proj"),  # norms after linear layers
     "phi3": (dense.TestPhi3(), "qkv_proj o_proj gate_up_proj down_proj"),  # projections fused in the checkpoint
     "deepseek_v2": (sparse.TestDeepSeek(), "q_b_proj gate_proj down_proj"),  # attention to latents
     "starcoder2": (dense.TestStarcoder2(), "o_proj"),  # norms with biases, no gates

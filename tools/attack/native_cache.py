@@ -514,7 +514,7 @@ ATTACKS = (
     Attack("truncated", (truncated(0.5), truncated(0.9), truncated(0.0), shorter)),
     Attack("zeroed", (zeroed(0, 1), zeroed(0.5, 1), zeroed(0.1, 0.9))),
     Attack("one bit flipped", tuple(flipped(share) for share in (0.0, 0.3, 0.7, 1.0))),
-    Attack("a terabyte of zeros behind it", (huge,)),
+    Attack("a terabyte of zeros after it", (huge,)),
     Attack("foreign library", (foreign,), kinds=ONLY),
     Attack("library of another kernel", (of_another_kernel,), kinds=ONLY),
     Attack("link in place of the file", (link("forged"), link("nothing"))),

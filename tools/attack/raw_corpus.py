@@ -73,7 +73,7 @@ def raw_corpus() -> list[Raw]:
         Raw("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         Raw("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500),
         Raw("only newlines", b"\r\n" * 2000 + HEALTH + END),
-        Raw("body behind a GET", HEALTH + length + END + BODY),
+        Raw("body after a GET", HEALTH + length + END + BODY),
         Raw("smuggled request", posted(b"Content-Length: 0\r\n", HEALTH + END)),
     ]  # fmt: skip
 

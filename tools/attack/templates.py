@@ -434,12 +434,12 @@ def cost(say: Callable[[str], None]) -> Iterator[Row]:
         worker.check()
         ready_ms = (time.monotonic() - begun) * 1e3
         alone = timed_ms(lambda: in_thread(lambda: template.render(messages, True)))  # noqa: B023
-        behind = timed_ms(lambda: worker.render(messages, True))  # noqa: B023
+        after = timed_ms(lambda: worker.render(messages, True))  # noqa: B023
         rss = ", ".join(f"{resident_mb(pid):.0f}" for pid in worker.pids)
-        say(f"  {name}: {alone:.3f} ms in a thread, {behind:.3f} ms in a worker, ready in {ready_ms:.0f} ms, {rss} MB")
+        say(f"  {name}: {alone:.3f} ms in a thread, {after:.3f} ms in a worker, ready in {ready_ms:.0f} ms, {rss} MB")
         worker.close()
         bar = f"<= {MAX_ADDED_MS} ms"
-        yield Row(f"cost of {name}", 2000, f"{behind - alone:.3f} ms more", bar, behind - alone <= MAX_ADDED_MS)
+        yield Row(f"cost of {name}", 2000, f"{after - alone:.3f} ms more", bar, after - alone <= MAX_ADDED_MS)
 
 
 async def in_thread(function: Callable[[], object]) -> None:

@@ -3,7 +3,7 @@
     python -m tools.benchmarks.event_cost [--batch 1 8 32]
 
 For steps of each batch size, in microseconds: making the event, sending and receiving it (what an event without these
-fields takes is left out), and keeping it for waterfalls. Then the memory of what is kept behind 2,000 and 20,000
+fields takes is left out), and keeping it for waterfalls. Then the memory of what is kept after 2,000 and 20,000
 requests of 50 steps each. Medians of many repetitions: nothing else is to run on this core.
 """
 
@@ -87,7 +87,7 @@ def report(llm: LLM, batch: int) -> None:
 
 
 def memory(num_requests: int) -> float:
-    """MiB that waterfalls and recent prompts hold behind so many requests of 300 tokens."""
+    """MiB that waterfalls and recent prompts hold after so many requests of 300 tokens."""
     step = StepEvent(0.0, 0, 11.0, 0.3, 10.5, 4, 64, 3, 4, 2, 0.4, chunks=(Chunk("x", 64, 0),))
     request = RequestEvent(0.0, "", "length", 300, 50, *(10.0,) * 8, 0, 0, 0, 0)
     tracemalloc.start()
@@ -114,7 +114,7 @@ def main() -> None:
         report(llm, batch)
     llm.close()
     for count in (2_000, 20_000):
-        print(f"kept behind {count:,} requests: {memory(count):.1f} MiB")
+        print(f"kept after {count:,} requests: {memory(count):.1f} MiB")
 
 
 if __name__ == "__main__":

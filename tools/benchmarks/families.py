@@ -10,7 +10,7 @@ default: prefix cache, chunked prefill, C++ kernels where there is a compiler.
 logits: the largest difference from transformers, as a share of the largest logit; of a whole prompt, and in chunks of 7
 tokens.
 greedy: models of which 32 tokens are those of transformers; the prompt in chunks of at most 16 tokens.
-cached: the same, behind a prompt whose beginning comes from the prefix cache.
+cached: the same, after a prompt whose beginning comes from the prefix cache.
 ngram, early_exit: the same, verifying drafts of a drafter that drafts in every step.
 int8: the error of logits with weights rounded to 8 bits: root mean square, as a share of that of the logits.
 lines: of the file that describes the family.
@@ -114,7 +114,7 @@ class Answer:
 
 
 def answers(plain: Any, prompt: Sequence[int], *overrides: str) -> Iterator[tuple[tuple[str, bool], Answer]]:
-    """Of an engine without drafts and of one with each drafter; the first one's second answer, marked, is behind a
+    """Of an engine without drafts and of one with each drafter; the first one's second answer, marked, is after a
     cached prompt."""
     yield ("greedy", False), answer(plain, prompt)
     yield ("greedy", True), answer(plain, prompt)
@@ -148,7 +148,7 @@ def logits_of(theirs: Any, tokens: Sequence[int]) -> Tensor:
 
 
 def greedy(theirs: Any, prompt: Sequence[int], output: Sequence[int]) -> tuple[int, ...]:
-    """What transformers finds most likely behind the prompt and behind each token of ``output``."""
+    """What transformers finds most likely after the prompt and after each token of ``output``."""
     likely = logits_of(theirs, [*prompt, *output]).argmax(dim=-1).tolist()
     return tuple(likely[len(prompt) - 1 : -1])
 

@@ -118,7 +118,7 @@ def measured(each: Configuration, flags: argparse.Namespace, out: Path) -> Itera
 
 @contextmanager
 def serving(words: Sequence[str], port: int, out: Path) -> Iterator[str]:
-    """A server with these overrides; it is stopped behind."""
+    """A server with these overrides; it is stopped after."""
     url = f"http://127.0.0.1:{port}"
     with (out / "server.log").open("wb") as log:
         process = subprocess.Popen([*ENGINE, "serve", f"server.port={port}", *words], stdout=log, stderr=log)

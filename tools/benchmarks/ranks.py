@@ -48,7 +48,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "tp 4 x ep 2": Layout(4, 1, 2),
 }
 CHUNKS, OUTPUT = (13, 1, 6), 6
-"""Tokens of the first steps, and greedy tokens behind them."""
+"""Tokens of the first steps, and greedy tokens after them."""
 
 
 def communicator() -> SimulatedCommunicator:

@@ -3,7 +3,7 @@
     python -m tools.benchmarks.step_cost record FILE [MODEL] [OVERRIDE ...]
     python -m tools.benchmarks.step_cost compare FILE [FILE ...]
 
-``record`` runs three workloads (short chats; decodes behind long contexts, 1 to 8 at once; long prompts beside decodes)
+``record`` runs three workloads (short chats; decodes after long contexts, 1 to 8 at once; long prompts beside decodes)
 and writes what every step computed and how long it took. ``compare`` asks each model for every step before it sees it:
 median and P90 of the absolute error, as a share of the step, the first ``SKIPPED`` steps of a workload apart. Nothing
 else is to run meanwhile on the processor that records.

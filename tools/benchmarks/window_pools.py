@@ -6,7 +6,7 @@
 For shapes of real models and for KV pools from small to large: how many requests run at once, and how many prompt
 tokens are cached when they come back. Scheduler, allocator and loop are the real ones, on a device that computes
 nothing. `shared` is what one pool of bytes for all groups could run at once, with nothing lost at borders; `again` is
-the share of tokens found cached by the same prompts, `next turn` by prompts that go on behind the answers.
+the share of tokens found cached by the same prompts, `next turn` by prompts that go on after the answers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Served:
     again: float
     """Share of prompt tokens that are cached when the same prompts come again."""
     next_turn: float
-    """The same of prompts that go on behind the answers."""
+    """The same of prompts that go on after the answers."""
 
 
 def main() -> None:

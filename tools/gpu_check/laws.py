@@ -59,7 +59,7 @@ def run(context: Context) -> None:
 
 
 def make_prompts(path: str) -> list[Tokens]:
-    """Trained questions, and text of several lengths behind a shared beginning, longer than a step's budget."""
+    """Trained questions, and text of several lengths after a shared beginning, longer than a step's budget."""
     tokenizer = Tokenizer.from_directory(path)
     asked = [tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in QUESTIONS]
     text = tokenizer.encode_now((__doc__ or "") * 8)

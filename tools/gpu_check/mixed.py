@@ -38,7 +38,7 @@ class Late:
 
 
 def jobs(count: int, longest: int, seed: int) -> list[Job]:
-    """Prompts of very unequal lengths, some behind a shared beginning; greedy, sampled, filtered and penalised."""
+    """Prompts of very unequal lengths, some after a shared beginning; greedy, sampled, filtered and penalised."""
     rng = random.Random(seed)
     shared = tuple(rng.randrange(100, 3000) for _ in range(600))
     kinds: tuple[dict[str, Any], ...] = (

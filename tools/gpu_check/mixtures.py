@@ -1,7 +1,7 @@
 """A decode step of one sequence in the shapes of public mixtures of experts, against reading what it reads.
 
 Weights are random and drawn on the device; a step is captured as one CUDA graph, from the embedding to the most likely
-token, behind a thousand tokens. What one token does not choose is not read, so the limit is the measured read bandwidth
+token, after a thousand tokens. What one token does not choose is not read, so the limit is the measured read bandwidth
 over the bytes of everything but the embedding and idle experts. Every replay chooses the same experts; in 48 layers
 they are far more than any cache holds. A model that does not fit into free memory has fewer layers, and its rows say
 so.

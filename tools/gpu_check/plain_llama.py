@@ -83,7 +83,7 @@ class PlainLlama:
         self.everywhere = torch.arange(max_len, device=embed.device)
 
     def __call__(self, tokens: Tensor, positions: Tensor, run: Callable[..., Tensor] = layer) -> Tensor:
-        """Logits ``[rows, vocab]`` behind the last of ``tokens`` ``[rows, n]`` at ``positions`` ``[n]``."""
+        """Logits ``[rows, vocab]`` after the last of ``tokens`` ``[rows, n]`` at ``positions`` ``[n]``."""
         mask = self.everywhere[None, :] <= positions[:, None]
         metadata = Metadata(positions, self.cos[positions], self.sin[positions], mask)
         x = F.embedding(tokens, self.embed)
@@ -92,7 +92,7 @@ class PlainLlama:
         return F.linear(F.rms_norm(x[:, -1], self.norm.shape, self.norm, EPS), self.head)
 
     def greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """``count`` tokens behind a prompt, for one row."""
+        """``count`` tokens after a prompt, for one row."""
         device = self.embed.device
         tokens, start, found = torch.tensor([prompt], device=device), 0, []
         for _ in range(count):

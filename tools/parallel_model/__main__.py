@@ -39,9 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--figures", type=Path, help="file with times of all-reduces, instead of published ones")
     parser.add_argument("--method", nargs="+", default=["NCCL", "one-shot"], help="by which ranks add up (%(default)s)")
     parser.add_argument("--efficiency", type=Path, help="JSON file, instead of what was fitted")
-    parser.add_argument(
-        "--context", type=int, default=2048, help="tokens behind which a token is decoded (%(default)s)"
-    )
+    parser.add_argument("--context", type=int, default=2048, help="tokens after which a token is decoded (%(default)s)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt (%(default)s)")
     options = parser.parse_args(arguments)
     if options.fit:

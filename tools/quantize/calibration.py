@@ -120,7 +120,7 @@ def _after(steps: slice, block: LoweredBlock, values: Values, context: StepConte
 
 
 def _copied(values: Values) -> Values:
-    """For calls that overwrite what nobody reads behind them."""
+    """For calls that overwrite what nobody reads after them."""
     return {number: value.clone() for number, value in values.items()}
 
 

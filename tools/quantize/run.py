@@ -163,7 +163,7 @@ def _replaced(block: Block) -> set[str]:
 
 
 def _kept(graph: Graph) -> Iterator[str]:
-    """Linear layers that stay as they are: those before and behind the layers, of each head by itself, and
+    """Linear layers that stay as they are: those before and after the layers, of each head by itself, and
     routers."""
     for node in (*graph.embed.nodes, *graph.head.nodes):
         if isinstance(node.op, LinearOp):

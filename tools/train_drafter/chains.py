@@ -1,4 +1,4 @@
-"""What heads with a vocabulary of their own have in common: its ids, the loss of drafts one behind the other, and how
+"""What heads with a vocabulary of their own have in common: its ids, the loss of drafts one after the other, and how
 many of them the target says, too."""
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
 
     Column ``a`` is a chain that begins at position ``s = starts[a]``: its step ``i`` reads token ``s + 1 + i`` and says
     what follows it. As in the server, the chain sees the keys of positions up to ``s``, made from the target's hidden
-    states, and behind them its own ones, at ``s + 1 .. s + i``, made from the head's own output.
+    states, and after them its own ones, at ``s + 1 .. s + i``, made from the head's own output.
     """
     ids, starts = batch.ids, batch.starts
     rows, last = torch.arange(len(ids), device=ids.device)[:, None], ids.shape[1] - 1

@@ -41,7 +41,7 @@ class BlockSizes(HeadSizes):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Where the blocks of a batch are: ``A`` a row, ``W`` tokens each, one block behind the other."""
+    """Where the blocks of a batch are: ``A`` a row, ``W`` tokens each, one block after the other."""
 
     size: int
     positions: Tensor

@@ -32,7 +32,7 @@ class Seen:
     aux_layers: Tensor
     """``[rows, T, len(aux_layers) * hidden_size]`` in the compute dtype: residuals side by side, in this order."""
     residual: Tensor
-    """``[rows, T, hidden_size]``: behind the last layer, before the final norm."""
+    """``[rows, T, hidden_size]``: after the last layer, before the final norm."""
 
 
 class Target:

@@ -189,7 +189,7 @@ class _Auto:
     """By the plugins of the slots before this one."""
 
     def choose(self, problems: list[str]) -> Chosen | None:
-        """The first candidate with no reason against it. Those behind it are not asked."""
+        """The first candidate with no reason against it. Those after it are not asked."""
         passed_over: list[str] = []
         for name in self.pick.candidates:
             found = self._third_parties() if name == THIRD_PARTY else [self._named(name)]

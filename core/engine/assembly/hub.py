@@ -75,8 +75,8 @@ def _shards(snapshot: Path) -> Iterator[str]:
     yield from {name for name in _read(snapshot / _INDEX, "weight_map").values() if isinstance(name, str)}
     for file in snapshot.glob(_WEIGHTS):
         if shard := _SHARD.fullmatch(file.name):
-            before, number, of, count, behind = shard.groups()
-            yield from (f"{before}{i:0{len(number)}}{of}{count}{behind}" for i in range(1, int(count) + 1))
+            before, number, of, count, after = shard.groups()
+            yield from (f"{before}{i:0{len(number)}}{of}{count}{after}" for i in range(1, int(count) + 1))
 
 
 def _read(file: Path, key: str) -> dict[str, Any]:

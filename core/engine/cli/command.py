@@ -47,7 +47,7 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
 
 
 def run(name: str, command: Command, argv: Sequence[str]) -> int:
-    """Parse the words behind ``engine NAME`` and run the command; its exit code."""
+    """Parse the words after ``engine NAME`` and run the command; its exit code."""
     parser = parser_of(name, command)
     flags, rest = parser.parse_known_args(list(argv))
     for word in rest:

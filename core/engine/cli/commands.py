@@ -25,7 +25,7 @@ TWO_WORDS = (
     CommandProvider("plugins check", "engine.cli.plugins.check:COMMAND", "run the suite of its slot on a plugin"),
     CommandProvider("plugins show", "engine.cli.plugins.show:COMMAND", "what a plugin is, needs and can be told"),
 )
-"""Commands behind another one: its help lists them."""
+"""Commands after another one: its help lists them."""
 HIDDEN = (CommandProvider("complete", "engine.cli.complete:COMMAND", "candidates for the last word of a line"),)
 TAKEN = frozenset({"help", *(provider.name for provider in (*CORE, *HIDDEN))})
 OWN = (*CORE, *TWO_WORDS, *HIDDEN)
@@ -44,13 +44,13 @@ def commands(discovered: Discovered) -> dict[str, CommandOffer]:
     return found
 
 
-def behind_others() -> dict[str, CommandOffer]:
+def after_others() -> dict[str, CommandOffer]:
     """The commands of two words, by these."""
     return {provider.name: CommandOffer(provider, _OWN) for provider in TWO_WORDS}
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, which has one word or two, and what is behind it. There is at least one word."""
+    """The command's name, which has one word or two, and what is after it. There is at least one word."""
     two = " ".join(words[:2])
     length = 2 if any(two == provider.name for provider in TWO_WORDS) else 1
     return " ".join(words[:length]), list(words[length:])

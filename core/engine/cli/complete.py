@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from engine.assembly.discovery import Discovered, discover
 from engine.cli.command import options, parser_of, positionals
-from engine.cli.commands import behind_others, commands, load, split
+from engine.cli.commands import after_others, commands, load, split
 from engine.cli.plugins.named import short_words
 from engine.contracts.command import OK, Command
 from engine.contracts.config import Settings
@@ -23,10 +23,10 @@ def candidates(line: str) -> list[str]:
     known = commands(discovered)
     if len(words) == 1:
         return _matching(word, known)
-    name, behind = split(words)
-    if not behind:  # the second word of a name is not ended yet
+    name, after = split(words)
+    if not after:  # the second word of a name is not ended yet
         return [word]
-    offer = known.get(name) or behind_others().get(name)
+    offer = known.get(name) or after_others().get(name)
     if offer is None:
         return []
     try:
@@ -36,8 +36,8 @@ def candidates(line: str) -> list[str]:
         return []
     if word.startswith("-"):
         return _matching(word, options(parser))
-    second = [two.removeprefix(f"{name} ") for two in behind_others() if two.startswith(f"{name} ") and len(words) == 2]
-    wanted = positionals(parser)[sum(not typed.startswith("-") for typed in behind[:-1]) :]
+    second = [two.removeprefix(f"{name} ") for two in after_others() if two.startswith(f"{name} ") and len(words) == 2]
+    wanted = positionals(parser)[sum(not typed.startswith("-") for typed in after[:-1]) :]
     if wanted:
         return _positional(wanted[0], word, discovered)
     return _matching(word, second) + (_overrides(word, discovered) if command.takes_overrides else [])

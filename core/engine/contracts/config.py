@@ -290,7 +290,7 @@ class ServerSettings:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"server.cors_origins: {origin!r}: expected '*', or scheme, host and perhaps port in lower case, "
-                    "with nothing behind, such as https://chat.example.org or http://localhost:3000"
+                    "with nothing after, such as https://chat.example.org or http://localhost:3000"
                 )
         if self.api_key == "":
             raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")

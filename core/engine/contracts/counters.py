@@ -16,7 +16,7 @@ class Metric:
 
     kind: Kind
     name: str
-    """As Prometheus has it: with the unit, and ``_total`` behind a counter's."""
+    """As Prometheus has it: with the unit, and ``_total`` after a counter's."""
     unit: str
     """``s``, ``tokens``, ``requests``, ... or ``1`` for a share."""
     help: str

@@ -5,7 +5,7 @@ the target model's, applies stops, commits, and chooses how many drafts to ask f
 measured acceptance.
 
 There are two kinds, see ``placement``. A :class:`HostDrafter` looks at token ids on the CPU; it is called from the
-engine's loop. A :class:`DeviceDrafter` runs behind the
+engine's loop. A :class:`DeviceDrafter` runs after the
 target's forward pass: it may have weights of its own, keys and values in the target's cache (``kv``), and see the
 target's hidden states (``aux_layers``); it is called on the device's thread under ``torch.inference_mode()``.
 
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
     placement: Literal["host", "device"]
     """``host``: reads tokens on the CPU, so the next step waits for this one's tokens (the plan prints that).
-    ``device``: runs behind the target's forward pass on the device."""
+    ``device``: runs after the target's forward pass on the device."""
     max_width: int
     """Most tokens it can propose; 0 switches speculation off."""
 
@@ -117,7 +117,7 @@ class TargetStep:
     metadata: Any
     """Where these tokens are in the cache: for :meth:`DraftLayers.run`."""
     drafts_follow: bool = True
-    """Drafts may be wanted behind this step. ``False``: all that is needed of it is what later steps read in the
+    """Drafts may be wanted after this step. ``False``: all that is needed of it is what later steps read in the
     cache."""
 
 
@@ -184,7 +184,7 @@ class DraftLayers(Protocol):
     """Layers that are ready to run."""
 
     def run(self, *inputs: Tensor, metadata: Any) -> Tensor:
-        """The residual stream ``[num_tokens, hidden]`` behind the layers, which write their keys and values.
+        """The residual stream ``[num_tokens, hidden]`` after the layers, which write their keys and values.
 
         ``inputs``: the graph's, in their order; of a whole model, what enters its first layer. They may be changed in
         place.
@@ -320,10 +320,10 @@ class DraftEngine(Protocol):
 
 @runtime_checkable
 class DeviceDrafter(Drafter, Protocol):
-    """A drafter that runs behind the target's forward pass.
+    """A drafter that runs after the target's forward pass.
 
-    The core calls :meth:`extend` behind target forward passes with a prompt among their rows or drafts wanted behind
-    them, and behind all while drafting pays; and then :meth:`propose` if drafts are wanted. While drafting is off,
+    The core calls :meth:`extend` after target forward passes with a prompt among their rows or drafts wanted after
+    them, and after all while drafting pays; and then :meth:`propose` if drafts are wanted. While drafting is off,
     decode steps pass without either: a request's keys may then lack some positions, or be those of a block's former
     owner. That costs acceptance, which is measured, never correctness.
     """
@@ -347,13 +347,13 @@ class DeviceDrafter(Drafter, Protocol):
         ...
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        """Propose continuations, behind :meth:`extend`."""
+        """Propose continuations, after :meth:`extend`."""
         ...
 
 
 @runtime_checkable
 class CapturableDrafter(DeviceDrafter, Protocol):
-    """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be captured behind the
+    """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be captured after the
     target's captured steps, as a CUDA graph, which is replayed without Python.
 
     In a capture the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
@@ -368,7 +368,7 @@ class CapturableDrafter(DeviceDrafter, Protocol):
 
 
 def may_be_captured(drafter: DeviceDrafter) -> bool:
-    """Whether what a drafter does behind a captured step may be captured, too."""
+    """Whether what a drafter does after a captured step may be captured, too."""
     return isinstance(drafter, CapturableDrafter) and drafter.capturable
 
 

@@ -48,7 +48,7 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     draft_chains: int = 0
     """Requests of which drafts were verified: ``1 + accepted / draft_chains`` is the mean accepted length."""
     draft_ms: float = 0.0
-    """A drafter on the device, behind this step: draft KV sync, and proposing. One on the host: before it."""
+    """A drafter on the device, after this step: draft KV sync, and proposing. One on the host: before it."""
     drafts_tried: tuple[int, ...] = ()
     """By position in a chain, from its first draft on: drafts whose predecessors were all accepted."""
     drafts_accepted: tuple[int, ...] = ()
@@ -176,7 +176,7 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     write_ms: float = 0.0
     """Waiting for the client to take a stream, while the engine goes on."""
     last_write_ms: float = 0.0
-    """Of ``write_ms``: behind ``e2e_ms``."""
+    """Of ``write_ms``: after ``e2e_ms``."""
     traceparent: str = ""
     """The client's, if it sent a valid one (W3C Trace Context)."""
     span_id: str = ""

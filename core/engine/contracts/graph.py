@@ -88,7 +88,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A model, or layers of a drafter: what comes before the layers, each layer, and what comes behind them."""
+    """A model, or layers of a drafter: what comes before the layers, each layer, and what comes after them."""
 
     inputs: tuple[int, ...]
     """Values that are handed in: of a model the tokens, int64 ``[num_tokens]``."""
@@ -136,7 +136,7 @@ class Graph:
 
     @property
     def hidden(self) -> int:
-        """The value behind the last layer: what the head reads first, or what the last layer makes last."""
+        """The value after the last layer: what the head reads first, or what the last layer makes last."""
         if self.handed_on:
             return self.handed_on[0]
         return self.head.nodes[0].inputs[0] if self.head.nodes else self.layers[-1].nodes[-1].outputs[0]
@@ -191,12 +191,12 @@ class Builder:
 
     @contextmanager
     def layer(self, residual: Value) -> Iterator[None]:
-        """What is recorded inside is one layer; ``residual``: the stream that enters it. What comes behind the last
+        """What is recorded inside is one layer; ``residual``: the stream that enters it. What comes after the last
         layer is the head."""
         if self._nodes is not self._embed and self._nodes is not self._head:
             raise ValueError("a layer inside of a layer")
         if self._nodes is self._head and self._head:
-            raise ValueError("a layer behind ops that follow the last layer")
+            raise ValueError("a layer after ops that follow the last layer")
         self._check_own(residual)
         self._nodes = []
         yield
@@ -521,8 +521,8 @@ class Builder:
 
     def _recorded(self) -> Iterator[Node]:
         """All nodes so far."""
-        behind = self._nodes if self._nodes is not self._embed else ()
-        return chain(self._embed, *(layer.nodes for layer in self._layers), behind)
+        after = self._nodes if self._nodes is not self._embed else ()
+        return chain(self._embed, *(layer.nodes for layer in self._layers), after)
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
         if head_dim < 1 or value.size % head_dim:

@@ -29,7 +29,7 @@ class KVGroup:
 
     ``kind``: ``full`` keeps every token; of ``window``, a query sees its own token and the ``window - 1`` before it; of
     ``chunked``, those from the last multiple of ``window`` on; of ``state``, what a recurrent layer keeps of the
-    tokens of its block and the block before it, behind which lies the sum of all earlier ones. ``latent`` (compressed
+    tokens of its block and the block before it, after which lies the sum of all earlier ones. ``latent`` (compressed
     keys and values) keeps every token; the core counts them among ``full``.
     """
 
@@ -58,7 +58,7 @@ class KVGroup:
         return self.kind in ("window", "chunked", "state")
 
     def num_passed(self, num_tokens: int, block_size: int) -> int:
-        """Blocks at the beginning of a sequence that no query at position ``num_tokens`` or behind it reads."""
+        """Blocks at the beginning of a sequence that no query at position ``num_tokens`` or after it reads."""
         if self.kind == "state":
             return max(0, num_tokens // block_size - 1)
         if self.window is None:
@@ -76,7 +76,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
     keys: Sequence[bytes] = ()
     """``keys[i]`` names the first ``i`` blocks, by a chained SHA-256 of their tokens: equal keys mean equal content.
-    ``keys[0]`` names what must be equal before any token is; the block behind the first ``i`` has the parent
+    ``keys[0]`` names what must be equal before any token is; the block after the first ``i`` has the parent
     ``keys[i]``. There is a key for every full block of ``num_tokens``, or none at all: then nothing may be shared."""
     tokens: Sequence[int] = ()
     num_tokens: int = 0
@@ -134,7 +134,7 @@ class KVAllocator(Protocol):
 
     def match_prefix(self, prefix: Prefix) -> int:
         """How many leading tokens of ``prefix`` are cached right now in all groups, at most ``prefix.num_tokens``:
-        whole blocks, and behind them the first tokens of one more, if the plugin looks inside of blocks. Of a group
+        whole blocks, and after them the first tokens of one more, if the plugin looks inside of blocks. Of a group
         that forgets, blocks that are passed at that length need not be there. Changes nothing."""
         ...
 

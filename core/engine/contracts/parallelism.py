@@ -42,7 +42,7 @@ class WorkerStart:
     """How a worker is started."""
 
     command: tuple[str, ...]
-    """Runs a worker in a process of its own. Behind it comes where it finds the engine process: ``--fd N --parent
+    """Runs a worker in a process of its own. After it comes where it finds the engine process: ``--fd N --parent
     PID`` for a socket that it inherits, or ``--join HOST:PORT`` for one that it connects to; there, the environment
     variable ``ENGINE_JOIN_TOKEN`` holds the token that it says first, and waits for a line: :data:`WELCOME`."""
     run: Callable[[socket], None]

@@ -131,7 +131,7 @@ class QuantizedWeight:
     ``bits``: 4 or 8, what a code takes in kernels. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input
     feature ``order[i]`` (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
     ``input_quant``: to what inputs are rounded, each row with a scale of its own, where kernels multiply in 8 bits.
-    ``note``: for the plan, behind what runs.
+    ``note``: for the plan, after what runs.
 
     Raises ``ValueError`` where these do not fit together.
     """

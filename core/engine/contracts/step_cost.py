@@ -34,7 +34,7 @@ class StepWork:
 
     @staticmethod
     def chunk(num_tokens: int, context: int = 0) -> StepWork:
-        """A row that computes ``num_tokens`` prompt tokens behind ``context`` tokens in the cache."""
+        """A row that computes ``num_tokens`` prompt tokens after ``context`` tokens in the cache."""
         return StepWork(1, num_tokens, 0, num_tokens * context + num_tokens * (num_tokens + 1) // 2)
 
     def __add__(self, other: StepWork) -> StepWork:
@@ -121,7 +121,7 @@ class StepCost:
         return 1.0 + self.spread * more
 
     def tokens_within(self, budget_ms: float, beside: StepWork = NO_WORK, context: int = 0) -> int:
-        """How many prompt tokens behind ``context`` cached ones fit into a step with the work ``beside`` that takes at
+        """How many prompt tokens after ``context`` cached ones fit into a step with the work ``beside`` that takes at
         most ``budget_ms``, the gap before it included; at least 1."""
         if self.num_samples == 0:
             return MOST_TOKENS

@@ -107,7 +107,7 @@ class CapturedChain:
 
     def _grow(self, program: Program, logits: Tensor, count: int, advance: int) -> None:
         """The drafts that a step ends with."""
-        # A step that has a first one before it drafts a token further behind what it computes.
+        # A step that has a first one before it drafts a token further after what it computes.
         offset = int(advance > 0 and self._first is not None)
         scores, tokens = widen(logits), program.buffer("drafted", (count,), torch.int64)
         (memory,), (drafts,) = memory_of((scores,)), memory_of((tokens,))

@@ -75,9 +75,9 @@ class DraftEngine:
 
     def target_layers(self, count: int) -> Layers:
         layers, target = self._target.layers, self._target
-        behind = layers[count].residual if count < len(layers) else target.graph.hidden
-        assert behind is not None
-        return Layers(target.graph.entering, layers[:count], behind, target.rotate, target.attention, self._kv)
+        after = layers[count].residual if count < len(layers) else target.graph.hidden
+        assert after is not None
+        return Layers(target.graph.entering, layers[:count], after, target.rotate, target.attention, self._kv)
 
     def open(self, model: ModelFacts) -> Weights:
         return Weights(model, self._loading, self._kv, self.device, len(self._target.graph.caches))
@@ -103,7 +103,7 @@ class DraftEngine:
         return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, num_draft_tokens)
 
     def _choose(self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None) -> Tensor:
-        """The token behind each position of a row."""
+        """The token after each position of a row."""
         features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
         batch = self._tables.sampling.at(row_ids, positions, features)
         if self._target.on_triton:
@@ -167,7 +167,7 @@ class DraftEngine:
         positions = (rows.positions[:, None] + torch.arange(num_tokens, device=self.device)).flatten()
         flat = rows.row_ids.repeat_interleave(num_tokens)
         ends = tuple(length + num_tokens for length in rows.lengths for _ in range(num_tokens))
-        # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
+        # Every token is a row of its own, so that it sees the keys after it, too: all are written before any is read.
         q_starts = torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device)
         kv_lens = (rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32)
         ones, size = (1,) * len(ends), self._tables.block_size

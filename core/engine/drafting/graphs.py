@@ -1,11 +1,11 @@
-"""Captured drafting: one graph for each shape of a captured step and number of drafts, replayed behind the step's.
+"""Captured drafting: one graph for each shape of a captured step and number of drafts, replayed after the step's.
 
 A graph lets the drafter see the step and propose; its drafts go into the token tables, where the next step finds them.
 Nothing is uploaded for it: all follows from what the step's graph was given and left. Rows that are nobody's, and
 drafts that a row does not want, are computed and not used.
 
 A batch that is no captured step, such as one with a prompt, and the first step of several that wants more drafts, are
-drafted behind eagerly.
+drafted eagerly.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class DraftBucket:
 
 
 def draft_counts(queries: int, max_width: int) -> tuple[int, ...]:
-    """Numbers of drafts worth a graph behind a step of so many tokens a row, ascending: as many as it verifies, for
-    that number seldom changes; behind one that verifies nothing, any that fill the shape of a later step."""
+    """Numbers of drafts worth a graph after a step of so many tokens a row, ascending: as many as it verifies, for
+    that number seldom changes; after one that verifies nothing, any that fill the shape of a later step."""
     return (queries - 1,) if queries > 1 else tuple(n - 1 for n in query_buckets(max_width) if n > 1)
 
 
@@ -101,7 +101,7 @@ class DraftGraphs:
 
     @torch.inference_mode()
     def replay(self, found: DraftBucket) -> Tensor:
-        """Draft behind the step that has just been replayed; the drafts go into the tables. Returns whether all of them
+        """Draft after the step that has just been replayed; the drafts go into the tables. Returns whether all of them
         are tokens, bool on the device, good until the next replay. Nothing here waits."""
         self._graphs[found]()
         return self._valid

@@ -25,7 +25,7 @@ class Layers:
         attention: AttentionKernel,
         kv: KVCache,
     ) -> None:
-        """``inputs``: the numbers of the values that are handed in; ``residual``: of that behind the last layer."""
+        """``inputs``: the numbers of the values that are handed in; ``residual``: of that after the last layer."""
         self._inputs = inputs
         self._layers = layers
         self._residuals = [*(each for layer in layers[1:] if (each := layer.residual) is not None), residual]

@@ -1,4 +1,4 @@
-"""A drafter on the device at work: behind each step it sees what the target computed, and proposes what may come next.
+"""A drafter on the device at work: after each step it sees what the target computed, and proposes what may come next.
 
 Its drafts go into the token tables, where the next step finds them. Nothing here waits for the device.
 """
@@ -23,22 +23,22 @@ from engine.step.tables import DeviceTables, StepInputs
 
 @dataclass(slots=True)
 class Drafts:
-    """Fulfils :class:`engine.step.runner.BehindSteps`."""
+    """Fulfils :class:`engine.step.runner.AfterSteps`."""
 
     drafter: DeviceDrafter
     """Already started."""
     tables: DeviceTables
     graphs: DraftGraphs | None = None
-    """Of what the drafter does behind captured steps."""
+    """Of what the drafter does after captured steps."""
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
         return tuple(self.drafter.aux_layers)
 
-    def behind(
+    def after(
         self, plan: StepPlan, inputs: StepInputs, aux_hidden_states: Sequence[Tensor], captured: CapturedStep | None
     ) -> Tensor | None:
-        """See the protocol. Behind a replayed step this is captured, too, where that was possible."""
+        """See the protocol. After a replayed step this is captured, too, where that was possible."""
         bucket = None if self.graphs is None or captured is None else self.graphs.find(captured.bucket, plan.rows)
         if self.graphs is not None and bucket is not None:
             return self.graphs.replay(bucket)

@@ -168,7 +168,7 @@ class Connection(web.RequestHandler):
 
 
 class HangUps:
-    """Notices clients that hang up while nothing is read from them: behind requests that wait for their turn, the end
+    """Notices clients that hang up while nothing is read from them: after requests that wait for their turn, the end
     of the stream is not read, so aiohttp alone would answer all of them first."""
 
     def __init__(self) -> None:

@@ -24,8 +24,8 @@ def fused_graph(graph: Graph, lowering: Lowering) -> Iterator[tuple[Fused[Kernel
     """The blocks of a graph, from the embedding to the head, as calls of kernels."""
     offered = _offered(lowering)
     blocks = (graph.embed, *graph.layers, graph.head)
-    for block, read_behind in zip(blocks, reads(graph), strict=True):
-        yield fused(block, offered, read_behind)
+    for block, read_after in zip(blocks, reads(graph), strict=True):
+        yield fused(block, offered, read_after)
 
 
 def fused_block(block: Block, lowering: Lowering) -> tuple[Fused[Kernel], ...]:

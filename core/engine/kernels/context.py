@@ -93,7 +93,7 @@ class StepContext:
     dealt: DealtTokens | None = None
     """As :attr:`ForwardBatch.dealt`."""
     row_ids: Tensor | None = None
-    """See :attr:`ForwardBatch.row_ids`; ``None`` behind a step, where there is no padding."""
+    """See :attr:`ForwardBatch.row_ids`; ``None`` after a step, where there is no padding."""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""

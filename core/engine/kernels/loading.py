@@ -182,7 +182,7 @@ class Loader:
         return lowered
 
     def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
-        """What is before the layers, or behind them."""
+        """What is before the layers, or after them."""
         return self._block(block, found)[0]
 
     def single(self, op: Norm | Linear) -> Call:
@@ -325,7 +325,7 @@ class Loader:
         """``tied``: the weight is the embedding's."""
         parts: list[Mapping[str, Tensor]]
         if tied:
-            assert self.table is not None, "a tied head behind an embedding"
+            assert self.table is not None, "a tied head after an embedding"
             name, mine = self.table
             mine = mine[: spec.out_features]  # there may be more embeddings than logits
             cut_of = f"as {self.lowering.dtype}, {_shown(spec, 0)}"

@@ -25,7 +25,7 @@ class Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     last_use: tuple[int, ...]
-    """Values that nobody reads behind it."""
+    """Values that nobody reads after it."""
     writes: int | None = None
     """The cache that keys and values go into."""
 
@@ -73,7 +73,7 @@ def entrance(graph: Graph, embedding: LoweredBlock) -> Callable[[Tensor], tuple[
 
 
 def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
-    """Run a layer. ``following``: the value behind it that the next one reads as its residual. Raises
+    """Run a layer. ``following``: the value after it that the next one reads as its residual. Raises
     :class:`NotNative` for values of a program if later layers read more of it."""
     assert layer.residual is not None
     residual, before = values[layer.residual], values.keys() - {layer.residual}
@@ -202,7 +202,7 @@ class LoweredModel:
         return [self._residual(index) for index in range(len(self.layers))]
 
     def _residual(self, index: int) -> int:
-        """The value entering layer ``index``; behind the last layer, that entering the head."""
+        """The value entering layer ``index``; after the last layer, that entering the head."""
         found = self.layers[index].residual if index < len(self.layers) else self.graph.hidden
         assert found is not None
         return found

@@ -1,7 +1,7 @@
 """Between host and device without waiting for either.
 
 Host memory of a copy under way must not change before the copy is done. torch's allocator of pinned memory sees to
-that: it hands out a block again only after the event recorded behind its last copy.
+that: it hands out a block again only after the event recorded after its last copy.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class KVCache:
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Make the tokens of a block those of another one, in all caches of a group, drafters' as well. The state
-        behind the block is not copied: it is written when the last token is computed, and not read before."""
+        after the block is not copied: it is written when the last token is computed, and not read before."""
         blocks = self._blocks[group]
         if not blocks:  # a stage may have no layer of the group
             return

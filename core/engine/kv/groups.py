@@ -79,9 +79,9 @@ def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> Cac
 
 def of_rank(whole: CacheGroups, own: RankGraph) -> CacheGroups:
     """The caches of one rank, in the groups of the whole model; a drafter's where the last layer is."""
-    behind = range(own.num_caches, len(whole.caches)) if own.is_last else ()
-    caches = (*own.graph.caches, *(whole.caches[cache] for cache in behind))
-    return CacheGroups(caches, tuple(whole.group_of[cache] for cache in (*own.caches, *behind)), whole.reaches)
+    after = range(own.num_caches, len(whole.caches)) if own.is_last else ()
+    caches = (*own.graph.caches, *(whole.caches[cache] for cache in after))
+    return CacheGroups(caches, tuple(whole.group_of[cache] for cache in (*own.caches, *after)), whole.reaches)
 
 
 STATE_BLOCKS = 4

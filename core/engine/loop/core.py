@@ -86,7 +86,7 @@ class Device(Protocol):
         ...
 
     def resume(self) -> None:
-        """Execute steps again after a failure: everything queued behind it was skipped."""
+        """Execute steps again after a failure: everything queued after it was skipped."""
         ...
 
     def close(self) -> None: ...
@@ -379,7 +379,7 @@ class EngineCore:
             suspects.extend(s for s in owners if s not in suspects)
 
     def _drain(self) -> None:
-        """Retire everything in flight after a failure; what was queued behind it was skipped. Raises
+        """Retire everything in flight after a failure; what was queued after it was skipped. Raises
         :class:`DeviceBroken` if one of these steps does."""
         broken: DeviceBroken | None = None
         while self._ledger:

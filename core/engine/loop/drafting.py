@@ -96,8 +96,8 @@ class Drafting:
             return False
         return min(asked, sequence.max_drafts) > 0
 
-    def wants_behind(self, sampling: SequenceOf[Sequence]) -> dict[Sequence, int]:
-        """How many drafts a drafter on the device is to propose behind a step in which these get their next tokens:
+    def wants_after(self, sampling: SequenceOf[Sequence]) -> dict[Sequence, int]:
+        """How many drafts a drafter on the device is to propose after a step in which these get their next tokens:
         none for those whose tokens it has not all seen."""
         if not self._enabled or self._host is not None:
             return {}
@@ -105,7 +105,7 @@ class Drafting:
         return dict.fromkeys(synced, self._policy.num_draft_tokens(len(sampling))) if synced else {}
 
     def syncs(self, decoding: SequenceOf[Sequence]) -> bool:
-        """Whether a drafter on the device sees a step in which these decode although nobody drafts behind it."""
+        """Whether a drafter on the device sees a step in which these decode although nobody drafts after it."""
         synced = self._enabled and self._keeps_keys and any(s.drafter_synced for s in decoding)
         return synced and self._policy.is_on(len(decoding))
 
@@ -115,7 +115,7 @@ class Drafting:
         if not self._enabled or not drafted.asked:
             return
         decodes = len(drafted.asked) == len(plan.rows)
-        # What a drafter on the device does behind this step is for the next: typical where that asks for as many.
+        # What a drafter on the device does after this step is for the next: typical where that asks for as many.
         steady = self._host is not None or max(row.wants_drafts for row in plan.rows) == max(
             asked for asked, _ in drafted.asked
         )

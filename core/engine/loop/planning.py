@@ -178,7 +178,7 @@ class Planner:
         return [s for s in known if s in mine or not s.decodes]
 
     def _num_drafts(self, s: Sequence) -> int:
-        """Drafts that will be verified behind the last token; they never break the token budget alone."""
+        """Drafts that will be verified after the last token; they never break the token budget alone."""
         if not s.decodes:
             return 0
         found = len(s.host_drafts) or s.device_drafts
@@ -220,20 +220,20 @@ class Planner:
             elif not sketch.admission_failed:
                 sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
         sampling = [s for s, placed in sketch.placed.items() if s.scheduled + placed.num_tokens == s.known]
-        wants = self._drafting.wants_behind(sampling)
+        wants = self._drafting.wants_after(sampling)
         for sequence in sampling:
             self._add_drafts(sequence, sketch, wants.get(sequence, 0))
         return sketch
 
     def _add_drafts(self, s: Sequence, sketch: Sketch, wants: int) -> None:
-        """Verify the drafts that the sequence has, and have ``wants`` more proposed behind, as far as blocks last."""
+        """Verify the drafts that the sequence has, and have ``wants`` more proposed after, as far as blocks last."""
         num_tokens = sketch.placed[s].num_tokens
         drafts, end = self._num_drafts(s), s.scheduled + num_tokens
         if drafts and not self._pool.grow(s, end + drafts):
             drafts = 0
         # Of what may still come this step takes one token at least.
         wants = max(0, min(wants, s.max_drafts - 1))
-        # The drafter writes keys, too: behind the token that this step samples, and its drafts.
+        # The drafter writes keys, too: after the token that this step samples, and its drafts.
         if wants and not self._pool.grow(s, min(end + drafts + 1 + wants, s.max_total)):
             wants = 0
         sketch.placed[s] = Placed(num_tokens, drafts, wants)

@@ -69,7 +69,7 @@ class Pool:
         known = len(sequence.tokens)
         if not self._kv_lookahead:
             return self._prefix(sequence, known - 1)
-        # Keys of a drafter that looks ahead were computed from the tokens behind theirs, which must be the same, too.
+        # Keys of a drafter that looks ahead were computed from the tokens after theirs, which must be the same, too.
         same = self.allocator.match_prefix(self._prefix(sequence, known))
         return self._prefix(sequence, max(0, min(known - 1, same - self._kv_lookahead)))
 
@@ -114,7 +114,7 @@ class Pool:
 
     def needed(self, sequence: Sequence, hit: int, num_tokens: int) -> Blocks:
         """By group: further blocks if ``num_tokens`` more of its tokens are computed; of a sequence without a lease
-        behind ``hit`` cached ones, which count as available until they are taken over."""
+        after ``hit`` cached ones, which count as available until they are taken over."""
         lease = sequence.lease
         before = sequence.scheduled if lease else hit
         needed = self.allocator.blocks_needed(lease, before + num_tokens, sequence.max_total)

@@ -38,7 +38,7 @@ class Fused(Generic[K]):
     outputs: tuple[int, ...]
     """Values that others read."""
     last_use: frozenset[int]
-    """Inputs that nobody reads behind it: their memory may be overwritten, unless it is the caller's."""
+    """Inputs that nobody reads after it: their memory may be overwritten, unless it is the caller's."""
 
     @property
     def title(self) -> str:
@@ -49,10 +49,10 @@ class Fused(Generic[K]):
 Matcher = Callable[[Sequence[Node]], "Match | None"]
 
 
-def fused(block: Block, kernels: Sequence[tuple[K, Matcher]], read_behind: Counter[int]) -> tuple[Fused[K], ...]:
+def fused(block: Block, kernels: Sequence[tuple[K, Matcher]], read_after: Counter[int]) -> tuple[Fused[K], ...]:
     """``block`` as calls of kernels. ``kernels``, each with what it matches: the first of those that match most wins.
-    ``read_behind``: how often a value is read by other blocks. Raises ``ValueError`` for an op that no kernel has."""
-    readers = Counter(number for node in block.nodes for number in node.inputs) + read_behind
+    ``read_after``: how often a value is read by other blocks. Raises ``ValueError`` for an op that no kernel has."""
+    readers = Counter(number for node in block.nodes for number in node.inputs) + read_after
     found: list[Fused[K]] = []
     start = 0
     while start < len(block.nodes):
@@ -74,14 +74,14 @@ def fused(block: Block, kernels: Sequence[tuple[K, Matcher]], read_behind: Count
 
 
 def reads(graph: Graph) -> list[Counter[int]]:
-    """For each block of a graph, from its embedding to its head: how often values are read by the blocks behind it."""
+    """For each block of a graph, from its embedding to its head: how often values are read by the blocks after it."""
     blocks = (graph.embed, *graph.layers, graph.head)
-    behind: list[Counter[int]] = []
+    after: list[Counter[int]] = []
     total = Counter(graph.handed_on)
     for block in reversed(blocks):
-        behind.append(Counter(total))
+        after.append(Counter(total))
         total.update(number for node in block.nodes for number in node.inputs)
-    return behind[::-1]
+    return after[::-1]
 
 
 def _is_closed(nodes: Sequence[Node], readers: Counter[int]) -> bool:

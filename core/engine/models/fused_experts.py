@@ -1,7 +1,7 @@
 """Experts that a checkpoint stores together: each tensor holds all of them along its first axis.
 
 A quantizer reads one expert as any other layer, by suffix. The tensor of all experts' ``weight`` has the name of the
-layer, and others' suffix stands behind it: ``experts.down_proj``, ``experts.down_proj_bias``,
+layer, and others' suffix stands after it: ``experts.down_proj``, ``experts.down_proj_bias``,
 ``experts.down_proj_scales``.
 """
 

@@ -74,6 +74,6 @@ class Layout:
         """The rank of the stage before that hands it the residual stream."""
         return rank - self.stage_size if rank >= self.stage_size else None
 
-    def behind(self, rank: int) -> int | None:
+    def after(self, rank: int) -> int | None:
         """The rank of the next stage that it hands the residual stream to."""
         return rank + self.stage_size if rank + self.stage_size < self.size else None

@@ -371,7 +371,7 @@ def _whole(number: Fraction) -> int:
 
 
 def _cut_stage(graph: Graph, stage: Stage, drafts: bool) -> RankGraph:
-    """The layers of one stage, with what is before or behind them on the first or last one."""
+    """The layers of one stage, with what is before or after them on the first or last one."""
     if stage.first == 0 and stage.last == len(graph.layers):
         return RankGraph(graph, stage, tuple(range(len(graph.caches))), len(graph.caches))
     is_first, is_last = stage.first == 0, stage.last == len(graph.layers)

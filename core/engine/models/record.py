@@ -72,7 +72,7 @@ def _not_whole(graph: Graph) -> Iterator[str]:
         yield "it has no layer()"
     heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
     if heads != ["head"]:
-        yield "expected one lm_head(), behind the last layer"
+        yield "expected one lm_head(), after the last layer"
     elif graph.embedding.vocab_size < graph.lm_head.spec.out_features:
         yield f"logits of {graph.lm_head.spec.out_features} tokens, embeddings of {graph.embedding.vocab_size}"
     if not any(isinstance(node.op, Attention) for node in graph.nodes):
@@ -89,8 +89,8 @@ def _not_whole(graph: Graph) -> Iterator[str]:
         inside = {number for node in layer.nodes for number in node.outputs}
         if layer.residual in inside or not any(layer.residual in node.inputs for node in layer.nodes):
             yield f"layers[{i}]: expected layer(x) with the value x that it begins with"
-    behind = {number for node in graph.head.nodes for number in node.outputs}
-    if len(read := {number for node in graph.head.nodes for number in node.inputs} - behind) != 1:
+    after = {number for node in graph.head.nodes for number in node.outputs}
+    if len(read := {number for node in graph.head.nodes for number in node.inputs} - after) != 1:
         yield f"head: it reads {len(read)} values of what is before it, expected one"
 
 

@@ -42,7 +42,7 @@ def work_of(rank: RankGraph, step: Step, widths: Widths, ep: int = 1) -> RankWor
     exchanges: list[Exchange] = []
     # The last stage may hold an embedding that its head shares: the tokens are embedded in the first one.
     for block in (*(() if graph.received else (graph.embed,)), *graph.layers, graph.head):
-        # Behind the layers only the last token of each request is computed.
+        # After the layers only the last token of each request is computed.
         num_tokens = step.requests if block is graph.head else step.num_tokens
         for node in block.nodes:
             cache = None if node.cache is None else graph.caches[node.cache]

@@ -1,7 +1,7 @@
 """Files that this user's engines keep from one start to the next. What lies there is used only if it is, byte for byte,
 what was written.
 
-A file is its content and, behind it, the SHA-256 of its name and the content. It is read once, and what was read is
+A file is its content and, after it, the SHA-256 of its name and the content. It is read once, and what was read is
 what is loaded. Nothing here fails a start: what cannot be used is built again, what cannot be kept is built at every
 start, and a warning says why.
 """

@@ -1,6 +1,6 @@
 """Prefill context parallelism: ranks that hold the same weights share out the tokens of a step.
 
-Each rank computes the layers for its own tokens. Behind every op that writes keys and values the ranks exchange what
+Each rank computes the layers for its own tokens. After every op that writes keys and values the ranks exchange what
 was written, as it is stored, so that each has the whole cache. A step of few tokens is computed by every rank alone.
 """
 

@@ -27,7 +27,7 @@ class Exchange:
     """Of its stage."""
     before: int | None = None
     """The rank of the stage before that hands it values; ``None`` in the first stage."""
-    behind: int | None = None
+    after: int | None = None
     """The rank of the next stage; ``None`` in the last one, which samples."""
 
     aux_layers: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Exchange:
     @property
     def samples(self) -> bool:
         """This rank is of the last stage."""
-        return self.behind is None
+        return self.after is None
 
     @property
     def own_aux_layers(self) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Exchange:
     @property
     def relays(self) -> bool:
         """The ranks of other stages learn of tokens and drafts by the plans that follow."""
-        return self.before is not None or self.behind is not None
+        return self.before is not None or self.after is not None
 
     def agreed(self, x: Tensor) -> Tensor:
         """``x`` as the rank has it that chooses; all ranks of the last stage call this alike. It is overwritten on
@@ -72,7 +72,7 @@ class Exchange:
         return tokens if self.tp == self.num_ranks else self.agreed(tokens)
 
     def forward(self, model: LoweredModel, batch: ForwardBatch, kv: Cache) -> tuple[Tensor, list[Tensor]]:
-        """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one behind: what comes back
+        """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one after: what comes back
         means something in the last stage alone."""
         aux_layers, graph = self.own_aux_layers, model.graph
         earlier = [layer for layer in self.aux_layers if layer < self.first_layer]
@@ -86,9 +86,9 @@ class Exchange:
         handed, passing = received[: len(graph.received)], received[len(graph.received) :]
         hidden, made = model.forward(batch, kv, aux_layers, handed)
         aux = dict(zip((*earlier, *later), (*passing, *made), strict=False))
-        if self.behind is not None:
+        if self.after is not None:
             for x in (hidden, *made[len(aux_layers) :], *(aux[layer] for layer in self.aux_layers if layer in aux)):
-                self.communicator.send(x.contiguous(), self.behind)
+                self.communicator.send(x.contiguous(), self.after)
         return hidden, [aux[layer] for layer in self.aux_layers if layer in aux]
 
     def _receive(self, model: LoweredModel, batch: ForwardBatch, size: int) -> Tensor:

@@ -17,9 +17,9 @@ def pairs(layout: Layout) -> Iterator[tuple[int, int]]:
     for stage in range(layout.pp):
         yield from combinations(range(stage * layout.stage_size, (stage + 1) * layout.stage_size), 2)
     for rank in range(layout.size):
-        behind = layout.behind(rank)
-        if behind is not None:
-            yield rank, behind
+        after = layout.after(rank)
+        if after is not None:
+            yield rank, after
 
 
 def probe(communicator: Communicator, layout: Layout, rank: int, device: str, status: RankStatus) -> None:

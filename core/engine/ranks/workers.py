@@ -182,7 +182,7 @@ class Workers:
             self._sign()
 
     def explain(self, error: Exception) -> str:
-        """What is known behind an error that rank 0 met, which another rank may have caused."""
+        """What is known about an error that rank 0 met, which another rank may have caused."""
         self.local_failed(error)
         with self._changed:
             while self.failure is None:

@@ -48,7 +48,7 @@ def _penalise(logits: Tensor, batch: SamplingBatch, tokens: Tensor, longest: int
     position = torch.arange(text.shape[1], device=text.device)
     known = position <= batch.positions[:, None]
     is_output = (known & (position >= batch.prompt_len[:, None])).to(logits.dtype)
-    # Behind its text a row repeats its first token, not marked as output, which changes nothing.
+    # After its text a row repeats its first token, not marked as output, which changes nothing.
     text = torch.where(known, text, text[:, :1])
     counts = torch.zeros_like(logits).scatter_add_(1, text, is_output)
     count, value = counts.gather(1, text), logits.gather(1, text)

@@ -108,7 +108,7 @@ int64_t choose_one(const Columns& of, int64_t row, int64_t position, const float
 
 }  // namespace
 
-// Row i of logits [count, size] gets the token behind position positions[i] + offset of row table_rows[i]. ids: the
+// Row i of logits [count, size] gets the token after position positions[i] + offset of row table_rows[i]. ids: the
 // token that each column stands for, or null.
 extern "C" void choose_tokens(const Columns* columns, const int64_t* table_rows, const int64_t* positions,
                               int64_t offset, int64_t count, const float* logits, int64_t size, const int64_t* ids,

@@ -31,7 +31,7 @@ def kernels() -> Any:
 def chosen(
     columns: Columns, rows: Tensor, positions: Tensor, offset: int, logits: Tensor, ids: Tensor | None, out: Tensor
 ) -> NativeCall:
-    """``out[i]`` is the token behind position ``positions[i] + offset`` of row ``rows[i]`` of the device tables, as
+    """``out[i]`` is the token after position ``positions[i] + offset`` of row ``rows[i]`` of the device tables, as
     :func:`engine.sampling.choose.choose` chooses it from ``logits [count, V]``: greedily or with the request's noise.
 
     ``rows``, ``positions``, ``out``: int64 ``[count]``; ``logits``: float32; ``ids``: int64 ``[V]``, the token that

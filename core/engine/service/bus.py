@@ -71,7 +71,7 @@ class EventBus:
             self._transcripts.append(transcript)
 
     def read(self, function: Callable[[], T]) -> Future[T]:
-        """Have ``function`` called between two batches, behind everything published so far. Returns at once; the
+        """Have ``function`` called between two batches, after everything published so far. Returns at once; the
         future stays open while an exporter does not return."""
         future: Future[T] = Future()
         self._reads.append(partial(_fulfil, future, function))

@@ -86,7 +86,7 @@ class TokenBytes:
 
 
 _BEFORE = "a"
-"""A token that is not the first comes behind this one."""
+"""A token that is not the first comes after this one."""
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BYTE_LEVEL = {"ByteLevel", "Fuse"}
 _SENTENCEPIECE = {"Replace", "Metaspace", "ByteFallback", "Strip", "Fuse"}

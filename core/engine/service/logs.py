@@ -53,7 +53,7 @@ class _OneLine(logging.Handler):
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """For ``loop.set_exception_handler``: what asyncio itself has to say, once a minute each."""
-    # The first words say what it is; behind them may come addresses.
+    # The first words say what it is; after them may come addresses.
     said, error = " ".join(str(context.get("message", "no message")).split()[:4]), context.get("exception")
     _LOOP_ERRORS.setdefault(said, Repeated(said)).warning(error=type(error).__name__ if error else None)
 

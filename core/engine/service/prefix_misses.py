@@ -19,7 +19,7 @@ MAX_PROMPTS = 1024
 SAME = 32
 """So many equal tokens are the same text."""
 NEAR = 64
-"""A difference of at most so many tokens on either side, behind which both prompts go on alike, is one inserted or
+"""A difference of at most so many tokens on either side, after which both prompts go on alike, is one inserted or
 changed place."""
 Kind = Literal["first", "whole", "evicted", "continues", "inserted", "order", "differs"]
 """``first``: no prompt came before it; ``whole``: all its whole blocks were cached; ``evicted``: what it shares was not
@@ -107,7 +107,7 @@ def _difference(mine: array[int], other: array[int], at: int, decode: Callable[[
     if (meeting := _meet_again(mine, other, at)) is not None:
         changed = decode(mine[at : at + meeting]) or decode(other[at : at + meeting])
         same = common(mine[at + meeting :], other[at + meeting :]) if meeting else 0
-        why = f"{_sort(changed)} differs at token {at}; behind it both go on alike: put it at the end{_lost(same)}"
+        why = f"{_sort(changed)} differs at token {at}; after it both go on alike: put it at the end{_lost(same)}"
         return _because("inserted", why)
     place = _find(other, mine[at : at + SAME])
     if place is not None and len(mine) - at >= SAME:
@@ -129,7 +129,7 @@ def _sort(text: str) -> str:
 
 
 def _meet_again(mine: array[int], other: array[int], at: int) -> int | None:
-    """Tokens of ``mine`` behind which both go on alike for :data:`SAME` tokens."""
+    """Tokens of ``mine`` after which both go on alike for :data:`SAME` tokens."""
     for skipped in range(NEAR):
         after = mine[at + skipped : at + skipped + SAME]
         if len(after) < SAME:

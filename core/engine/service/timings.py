@@ -149,7 +149,7 @@ class Written:
 
     ms: float = 0.0
     last_ms: float = 0.0
-    """Of it: behind the account's end."""
+    """Of it: after the account's end."""
 
 
 def _ratio(part: float, whole: float) -> float:

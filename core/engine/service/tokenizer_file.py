@@ -188,7 +188,7 @@ def _check_growth(parts: list[Any]) -> None:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """How many times as long as before a text may be behind a component."""
+    """How many times as long as before a text may be after a component."""
     if part.get("type") == "ByteLevel":
         return 2.0  # each byte becomes a character, of which many have two bytes
     if "precompiled_charsmap" in part:

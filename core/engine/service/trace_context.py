@@ -56,7 +56,7 @@ def new_id(num_bytes: int) -> str:
 
 def valid_traceparent(sent: Sequence[str]) -> str:
     """The one header that was sent, in version 00's form; empty where there is none, or none that is valid: the trace
-    begins here then. Later versions may have more behind these fields."""
+    begins here then. Later versions may have more after these fields."""
     if len(sent) != 1:
         return ""
     match = _FORM.fullmatch(sent[0].strip())

@@ -1,4 +1,4 @@
-"""Where the time of one request went: its spans, the steps behind them, and who else those steps computed.
+"""Where the time of one request went: its spans, the steps after them, and who else those steps computed.
 
 Events are kept for a bounded number of ended requests and steps. A waterfall is put together when somebody asks for it:
 the spans of a :class:`engine.contracts.events.RequestEvent` follow each other, and the steps between two moments are
@@ -19,7 +19,7 @@ from engine.service.timings import SPANS
 MAX_REQUESTS = 1024
 MAX_STEPS = 8192
 OVERLAP = 0.2
-"""A step ends a little behind the last token that it brings: less than this share does not count."""
+"""A step ends a little after the last token that it brings: less than this share does not count."""
 MAX_MARKS = 64
 """Admissions and preemptions kept of one request."""
 
@@ -219,7 +219,7 @@ def _preemption(event: PreemptedEvent, began: float, marks: Marks) -> dict[str, 
 
 
 def _chunks(request_id: str, began: float, at_ms: float, steps: Iterable[StepEvent]) -> Iterable[Span]:
-    """The steps that computed prompt tokens of the request, one behind the other: the next is planned while one
+    """The steps that computed prompt tokens of the request, one after the other: the next is planned while one
     runs."""
     for step in steps:
         ended_ms = (step.at_s - began) * 1e3

@@ -44,7 +44,7 @@ class Calibration:
         self._key = key
         self._mixtures = mixtures
         self._kept = 0
-        """Samples behind what is in the file, as far as this process knows."""
+        """Samples after what is in the file, as far as this process knows."""
 
     def load(self) -> StepCostState | None:
         """``None``: there is none that can be used."""

@@ -220,7 +220,7 @@ class Rank:
             tp=layout.tp,
             num_ranks=layout.stage_size,
             before=layout.before(rank),
-            behind=layout.behind(rank),
+            after=layout.after(rank),
             aux_layers=tuple(aux_layers_of(self.bound.drafter)),
             first_layer=self.own.stage.first,
             last_layer=self.own.stage.last,
@@ -340,7 +340,7 @@ def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Q
 def capture_graphs(
     runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
 ) -> None:
-    """Capture decode steps, and behind them what a drafter on the device does that may be captured. Raises
+    """Capture decode steps, and after them what a drafter on the device does that may be captured. Raises
     :class:`AssemblyError` for a drafter that says so and cannot be."""
     aux_layers, buckets, drafts = aux_layers_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
     drafter = None if drafts is None else drafts.drafter
@@ -354,29 +354,29 @@ def capture_graphs(
     runner.graphs.capture(partial(captured, 0, len(buckets)))
     if drafts is None or not may_be_captured(drafts.drafter):
         return
-    behind = DraftGraphs(drafts.drafter, runner.graphs, capture)
+    after = DraftGraphs(drafts.drafter, runner.graphs, capture)
     try:
-        behind.capture(partial(captured, len(buckets), graphs - len(buckets)))
+        after.capture(partial(captured, len(buckets), graphs - len(buckets)))
     except NotCapturable as error:
         name = bound.plan.choice("drafter").name
         raise AssemblyError([f"drafter={name} {error}; execution=compile captures nothing"]) from error
-    drafts.graphs = behind
+    drafts.graphs = after
 
 
 def drafts_of(runner: ModelRunner) -> Drafts | None:
-    """What a drafter on the device does behind a runner's steps."""
+    """What a drafter on the device does after a runner's steps."""
     assert runner.drafts is None or isinstance(runner.drafts, Drafts)
     return runner.drafts
 
 
 def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
-    """How a drafter on the device runs behind captured steps, for the plan."""
+    """How a drafter on the device runs after captured steps, for the plan."""
     drafts = drafts_of(runner)
     if runner.graphs is None or drafts is None:
         return ()
     if drafts.graphs is None:
-        return ("Drafts: eager behind every step: the drafter cannot be captured",)
-    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager behind prompts",)
+        return ("Drafts: eager after every step: the drafter cannot be captured",)
+    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager after prompts",)
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:

@@ -2,13 +2,13 @@
 
 A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
 nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
-behind its last one, where the next step overwrites them before anything reads them. What changes from step to step is
+after its last one, where the next step overwrites them before anything reads them. What changes from step to step is
 two integers per row, its id and how many drafts it has, copied in front of the replay; everything else is in the
 device tables.
 
 The graph of a step takes the most likely tokens. Where a request asks for more (temperature, filters, penalties,
-logprobs of its tokens), a second graph behind it chooses them anew from the logits the first one left, by the rows'
-sampling state. What a drafter on the device does behind a step is captured apart
+logprobs of its tokens), a second graph after it chooses them anew from the logits the first one left, by the rows'
+sampling state. What a drafter on the device does after a step is captured apart
 (:mod:`engine.drafting.graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
@@ -89,7 +89,7 @@ class CapturedStep:
 class _Graph:
     step: Replay
     sample: dict[bool, Replay]
-    """Behind the step: without and with what adjusts logits."""
+    """After the step: without and with what adjusts logits."""
     captured: CapturedStep
 
 

@@ -65,7 +65,7 @@ class StepRow(msgspec.Struct, frozen=True):
     new_blocks: tuple[NewBlocks, ...] = ()
     """At most one for each KV group."""
     wants_drafts: int = 0
-    """How many tokens a drafter on the device is to propose behind this step."""
+    """How many tokens a drafter on the device is to propose after this step."""
 
     @property
     def num_queries(self) -> int:
@@ -99,11 +99,11 @@ class RowResult(msgspec.Struct, frozen=True):
     num_accepted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """For the positions behind the row's tokens that lie in the prompt."""
+    """For the positions after the row's tokens that lie in the prompt."""
     error: str = ""
     """This row's own failure (for example logits that are not finite); the other rows are fine."""
     drafts: tuple[int, ...] = ()
-    """With pipeline stages: what a drafter on the device proposed behind ``tokens``."""
+    """With pipeline stages: what a drafter on the device proposed after ``tokens``."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class StepResult(msgspec.Struct, frozen=True):
     device_ms: float
     """Forward, sample and verify, by the device's clock."""
     draft_ms: float = 0.0
-    """In a drafter on the device, behind this step."""
+    """In a drafter on the device, after this step."""
     idle_ms: float = 0.0
     """How long the device had nothing to do before this step."""
     captured: bool = False

@@ -31,18 +31,18 @@ PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once: bounds memory at ``rows * vocab`` floats."""
 
 
-class BehindSteps(Protocol):
-    """What a drafter on the device does behind steps: :class:`engine.drafting.runner.Drafts`."""
+class AfterSteps(Protocol):
+    """What a drafter on the device does after steps: :class:`engine.drafting.runner.Drafts`."""
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """Hidden states of the target that it wants."""
         ...
 
-    def behind(
+    def after(
         self, plan: StepPlan, inputs: StepInputs, aux_hidden_states: Sequence[Tensor], captured: CapturedStep | None
     ) -> Tensor | None:
-        """Let the drafter see a step and propose behind it; its drafts go into the tables. ``captured``: of a replayed
+        """Let the drafter see a step and propose after it; its drafts go into the tables. ``captured``: of a replayed
         step. Returns whether all drafts are tokens, bool on the device; ``None`` where none are wanted."""
         ...
 
@@ -55,7 +55,7 @@ class ModelRunner:
         model: LoweredModel,
         kv: KVCache,
         tables: DeviceTables,
-        drafts: BehindSteps | None = None,
+        drafts: AfterSteps | None = None,
         exchange: Exchange | None = None,
         dealing: Dealing | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class ModelRunner:
 
     @property
     def samples(self) -> bool:
-        """Tokens are chosen behind the layers of this rank: it is in the last stage."""
+        """Tokens are chosen after the layers of this rank: it is in the last stage."""
         return self._exchange is None or self._exchange.samples
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ class ModelRunner:
         done = ended = mark(self.tables.device)
         valid = None
         if self.drafts is not None and plan.syncs_drafter:
-            valid = self.drafts.behind(plan, inputs, aux, captured)
+            valid = self.drafts.after(plan, inputs, aux, captured)
             ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
@@ -130,8 +130,8 @@ class ModelRunner:
     def _drafts_of(self, plan: StepPlan) -> Tensor:
         """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""
         rows = upload([row.row_id for row in plan.rows], torch.int64, self.tables.device)[:, None]
-        behind = torch.arange(1, 1 + max(row.wants_drafts for row in plan.rows), device=self.tables.device)
-        return self.tables.tokens[rows, self.tables.computed[rows] + behind]
+        after = torch.arange(1, 1 + max(row.wants_drafts for row in plan.rows), device=self.tables.device)
+        return self.tables.tokens[rows, self.tables.computed[rows] + after]
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class ModelRunner:
         return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
-        """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
+        """Logprobs of prompt tokens after those of each row that wants them, a bounded number at a time."""
         results: dict[int, tuple[Ranked, ...]] = {}
         if not self.samples:
             return results
@@ -234,7 +234,7 @@ class DeviceWorker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="device") if own_thread else None
 
     def start(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Run behind what was started before; the returned function waits and raises what the function raised."""
+        """Run after what was started before; the returned function waits and raises what the function raised."""
         if self._pool is not None:
             return self._pool.submit(function).result
         future: Future[T] = Future()
@@ -252,7 +252,7 @@ class DeviceWorker:
 class DeviceQueue:
     """Plans in, results out, in order.
 
-    After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
+    After a step failed, everything queued after it is skipped (:class:`StepSkipped`) until :meth:`resume`;
     admissions of skipped plans still take effect, with their copies of blocks. :class:`DeviceBroken` says that there is
     nothing to resume.
     """

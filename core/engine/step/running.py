@@ -31,7 +31,7 @@ class Times:
     started: Mark
     sampled: Mark
     ended: Mark
-    """With what a drafter on the device did behind it."""
+    """With what a drafter on the device did after it."""
 
 
 class RunningStep:
@@ -48,7 +48,7 @@ class RunningStep:
         captured: bool = False,
     ) -> None:
         """``prompts``: logprobs of prompt tokens by row of the plan; ``drafts_valid``: bool, whether all drafts that a
-        drafter proposed behind the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is
+        drafter proposed after the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is
         to have them; ``captured``: the step was replayed."""
         self._plan = plan
         self._sampled = sampled

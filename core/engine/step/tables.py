@@ -78,7 +78,7 @@ class BlockShare:
 
 
 class DeviceTables:
-    """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_tokens + 2]``, the text of each row, drafts behind it;
+    """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_tokens + 2]``, the text of each row, drafts after it;
     ``block_tables``: int32 ``[num_groups, num_rows + 1, max_blocks]``, by KV group; ``computed``: int64 ``[num_rows +
     1]``, how many tokens of each row have keys and values (confirmed or accepted); ``sampling``: the requests' sampling
     parameters."""
@@ -190,7 +190,7 @@ class DeviceTables:
     ) -> tuple[AttentionBatch, ...]:
         """Attention metadata, by KV group, of ``q_lens[i]`` tokens of each row from position ``starts[i]`` on.
 
-        ``max_ends``: bounds of the positions behind these; ``q_starts``: int64 ``[R + 1]``; ``positions``: int64
+        ``max_ends``: bounds of the positions after these; ``q_starts``: int64 ``[R + 1]``; ``positions``: int64
         ``[num_tokens]``.
         """
         ends, begins = starts + q_starts.diff(), q_starts.to(torch.int32)
@@ -223,19 +223,19 @@ class DeviceTables:
     def write(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Tokens the device chose become inputs of later steps; all int64 and of one shape.
 
-        A broken row's -1 becomes 0: the step behind it may be queued already, it is dropped, but must find a token
+        A broken row's -1 becomes 0: the step after it may be queued already, it is dropped, but must find a token
         to embed.
         """
         self.tokens[rows, positions] = tokens.clamp(min=0)
 
     def write_drafts(self, rows: Tensor, positions: Tensor, drafts: Tensor) -> Tensor:
-        """Put ``drafts`` (int64 ``[R, num_draft_tokens]``) behind the newest token of each row, which is at
-        ``positions [R]``. Returns a bool: whether all are tokens; others are replaced by one, for the step behind must
+        """Put ``drafts`` (int64 ``[R, num_draft_tokens]``) after the newest token of each row, which is at
+        ``positions [R]``. Returns a bool: whether all are tokens; others are replaced by one, for the step after must
         be able to embed them."""
         drafts = self.agreed(drafts)
         valid = (drafts >= 0) & (drafts < self.vocab_size)
-        behind = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
-        self.tokens[rows[:, None], behind] = torch.where(valid, drafts, 0)
+        after = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
+        self.tokens[rows[:, None], after] = torch.where(valid, drafts, 0)
         return valid.all()
 
     def _upload(self, *parts: Sequence[int]) -> tuple[Tensor, ...]:

@@ -57,7 +57,7 @@ CHUNKS = (21, 1, 1, 6, 1, 10)
 NEED_ALL = (Norm, ScaleBy, Slice, TorchFunction)
 """Ops that may need all features of what ranks have a part of."""
 OUTPUT = 32
-"""Greedy tokens behind a prompt of the others."""
+"""Greedy tokens after a prompt of the others."""
 ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "int8": (to_int8, 1.0), "float8": (to_fp8, 6.0), "int4": (to_int4, 24.0)
 }  # fmt: skip
@@ -189,7 +189,7 @@ class ArchitectureConformance:
                 return
             prompt = _tokens(model)[: TOKENS - OUTPUT]
             got = self.loop(model, graph).greedy(prompt, OUTPUT)
-            # The reference says in one pass what it would have chosen behind each token of this answer.
+            # The reference says in one pass what it would have chosen after each token of this answer.
             want = _logits_of(theirs, [*prompt, *got]).argmax(dim=-1).tolist()[len(prompt) - 1 : -1]
             assert got == want
 
@@ -201,7 +201,7 @@ class ArchitectureConformance:
             for count in CHUNKS:
                 chunk = slice(start, start + count)
                 (got,) = loop.logits([(sequence, tokens[chunk])])
-                self._assert_equal(got, want[chunk], f"of {count} tokens behind {start}, ")
+                self._assert_equal(got, want[chunk], f"of {count} tokens after {start}, ")
                 start += count
             assert start == TOKENS
 
@@ -209,9 +209,9 @@ class ArchitectureConformance:
         with self.computed(model_name) as (loop, tokens, want):
             first, second, third = loop.add(), loop.add(), loop.add()
             loop.logits([(second, tokens[5:25]), (third, tokens[:12])])
-            _, got, behind = loop.logits([(second, tokens[1:4]), (first, tokens), (third, tokens[12:13])])
+            _, got, after = loop.logits([(second, tokens[1:4]), (first, tokens), (third, tokens[12:13])])
             self._assert_equal(got, want)
-            self._assert_equal(behind, want[12:13])
+            self._assert_equal(after, want[12:13])
 
     def test_a_cached_prefix_gives_the_logits_of_a_cold_start(self, model_name: str) -> None:
         """At the end of a block and inside of one, which is copied then."""
@@ -220,7 +220,7 @@ class ArchitectureConformance:
             loop.logits([(cached, tokens)])
             for length in (2 * BLOCK, 2 * BLOCK + 3):
                 (got,) = loop.logits([(loop.continued(cached, length), tokens[length:])])
-                self._assert_equal(got, want[length:], f"behind {length} cached tokens, ")
+                self._assert_equal(got, want[length:], f"after {length} cached tokens, ")
 
     def test_rejected_drafts_change_nothing(self, model_name: str) -> None:
         with self.computed(model_name) as (loop, tokens, want):

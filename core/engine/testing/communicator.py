@@ -493,7 +493,7 @@ class NativeConformance(CommunicatorConformance):
         assert isinstance(self.make(), NativeCommunicator)
         self.check(partial(native_sums, counts=self.counts))
 
-    def test_a_native_call_that_fails_is_told_later_and_those_behind_it_do_not_wait(self) -> None:
+    def test_a_native_call_that_fails_is_told_later_and_those_after_it_do_not_wait(self) -> None:
         size = max(self.sizes)
         for rank, said in enumerate(self.run(native_failure, size, timeout_s=self.soon_s)):
             assert isinstance(said, str), f"rank {rank} raised {said!r}"
@@ -520,7 +520,7 @@ def native_sums(communicator: Communicator, world: World, *, counts: Sequence[in
                     wrong.append(f"native all_reduce of {count} {dtype} on rank {world.rank} is another sum")
             x = communicator.all_reduce(parts[world.rank].clone(), "world")
             if not same_bits(x, once):
-                wrong.append(f"all_reduce of {count} {dtype} behind native ones on rank {world.rank} is another sum")
+                wrong.append(f"all_reduce of {count} {dtype} after native ones on rank {world.rank} is another sum")
     return wrong
 
 

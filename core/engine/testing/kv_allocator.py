@@ -709,7 +709,7 @@ class PartialBlockConformance(PrefixCachingConformance):
                 assert lease.copy_from == (None if holds is None else (held[holds][0],) * 2)
                 allocator.release(lease)
 
-    def test_the_same_tokens_behind_another_beginning_are_not_found(self) -> None:
+    def test_the_same_tokens_after_another_beginning_are_not_found(self) -> None:
         allocator, tokens = self.started(), list(range(BLOCK + 4))
         self.cached(allocator, tokens)
         other = [99, *tokens[1:]]

@@ -58,7 +58,7 @@ class PagedLoop:
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.tables: list[list[int]] = []
         self.lengths: list[int] = []
-        """Of each sequence: where its next tokens go. Less than it was: what is behind is forgotten."""
+        """Of each sequence: where its next tokens go. Less than it was: what is after is forgotten."""
 
     def add(self) -> int:
         """A sequence of no tokens."""
@@ -89,7 +89,7 @@ class PagedLoop:
         return torch.split(self.model.head(hidden), [len(tokens) for _, tokens in rows])
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """``count`` tokens behind ``prompt``, one a step."""
+        """``count`` tokens after ``prompt``, one a step."""
         sequence, new, found = self.add(), list(prompt), []
         for _ in range(count):
             hidden, _ = self.step([(sequence, new)])

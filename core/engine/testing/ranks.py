@@ -51,20 +51,20 @@ class RankLoop(PagedLoop):
 
     def step(self, rows: Sequence[Row], aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """As that of one rank; of a stage that others follow, what it hands on."""
-        before, behind = self._layout.before(self._rank), self._layout.behind(self._rank)
+        before, after = self._layout.before(self._rank), self._layout.after(self._rank)
         tokens, graph, received = sum(len(new) for _, new in rows), self.model.graph, []
         if before is not None:
             shapes = [(tokens, graph.sizes[number]) for number in graph.received]
             received = [self._communicator.recv(torch.empty(shape), before) for shape in shapes]
         hidden, beside = self.model.forward(self._batch(rows), self.kv, aux_layers, received)
-        if behind is not None:
+        if after is not None:
             for handed_on in (hidden, *beside):
-                self._communicator.send(handed_on.contiguous(), behind)
+                self._communicator.send(handed_on.contiguous(), after)
         return hidden, beside
 
     def logits(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """As that of one rank; nothing of a stage that others follow."""
-        if self._layout.behind(self._rank) is None:
+        if self._layout.after(self._rank) is None:
             return super().logits(rows)
         self.step(rows)
         return ()
@@ -203,14 +203,14 @@ def compare(want: Tensor, found: Sequence[Tensor]) -> Difference:
     """``want``: of one rank, ``[num_tokens, vocab]``; ``found``: of all ranks that make logits."""
     got, largest = found[0], float(want.abs().max())
     likely, chosen = want.argmax(dim=-1), got.argmax(dim=-1)
-    behind = want.gather(1, likely[:, None]) - want.gather(1, chosen[:, None])
+    lag = want.gather(1, likely[:, None]) - want.gather(1, chosen[:, None])
     best = want.topk(2, dim=-1).values
     of_tokens = (got - want).abs().amax(dim=-1)
     return Difference(
         drift=float(of_tokens.max()) / largest,
         typical=float(of_tokens.median()) / largest,
         changed=int((likely != chosen).sum()),
-        margin=float(behind.max()) / largest,
+        margin=float(lag.max()) / largest,
         closest=float((best[:, 0] - best[:, 1]).min()) / largest,
         is_one=len({hash_of(one) for one in found}) == 1,
     )

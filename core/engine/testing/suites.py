@@ -85,7 +85,7 @@ class Reporter:
         self._why = "" if call.excinfo is None else why(call.excinfo.value)
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
-        """Before the report of a collection; behind that of a test."""
+        """Before the report of a collection; after that of a test."""
         assert call.excinfo is not None
         self._why = why(call.excinfo.value)
 

@@ -20,7 +20,7 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def body(self, model: str, question: str) -> dict[str, Any]:
-        """The request that asks ``question`` behind what was said before."""
+        """The request that asks ``question`` after what was said before."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
             **self.params,

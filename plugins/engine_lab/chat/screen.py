@@ -40,7 +40,7 @@ class Screen:
         self._column, self._word = 0, ""
 
     def _placed(self, character: str) -> str:
-        """The character behind what it takes to make room for it. A line never gets full: terminals differ in where
+        """The character after what it takes to make room for it. A line never gets full: terminals differ in where
         the cursor is then."""
         cells, broken = cell_len(character), ""
         if character != "\n" and self._column + cells >= self._width:

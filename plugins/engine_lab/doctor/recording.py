@@ -1,4 +1,4 @@
-"""Watches a running engine for some windows, one behind the other."""
+"""Watches a running engine for some windows, one after the other."""
 
 from __future__ import annotations
 

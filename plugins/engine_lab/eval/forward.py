@@ -41,7 +41,7 @@ class LoadedPlan:
         self._blocks = torch.arange(1, blocks + 1, dtype=torch.int32, device=self._device)[None]
 
     def hidden(self, tokens: tuple[int, ...]) -> Tensor:
-        """The residual stream behind the last layer, ``[len(tokens), hidden_size]``."""
+        """The residual stream after the last layer, ``[len(tokens), hidden_size]``."""
         starts = range(0, len(tokens), self._chunk)
         return torch.cat([self._step(tokens, start) for start in starts])
 

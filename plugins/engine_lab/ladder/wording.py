@@ -33,7 +33,7 @@ def bounds(found: dict[str, Any]) -> str:
 
 
 def decimal(value: float, digits: int) -> str:
-    """So many digits behind the point, of large values none."""
+    """So many digits after the point, of large values none."""
     return f"{value:.{0 if abs(value) >= 100 else digits}f}"
 
 

@@ -46,8 +46,8 @@ def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
     near, far = found.decode(1, SHORT).ms, found.decode(1, LONG).ms
     decode_context = (far - near) / (LONG - SHORT)
     base = near - SHORT * decode_context
-    whole, behind = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
-    prefill_context = (behind - whole) / (LONG * LONG)
+    whole, after = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
+    prefill_context = (after - whole) / (LONG * LONG)
     step = StepCost(
         base_ms=base,
         per_token_ms=0.0,

@@ -82,7 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=number(1e-6), metavar="R", help="R requests per second, at random moments")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--calibration", metavar="FILE", help="what steps cost; default: the one saved for this plan")
-    engine.add_argument("--engines", type=whole(1), default=1, metavar="N", help="behind a round robin (%(default)s)")
+    engine.add_argument("--engines", type=whole(1), default=1, metavar="N", help="served round robin (%(default)s)")
     engine.add_argument(
         "--acceptance",
         type=parsed(share),

@@ -106,13 +106,13 @@ def engine_architecture() -> list[Provider]:
             "olmo",
             "engine_plugins.architecture.olmo:OlmoArchitecture",
             unsupported=only(*OLMO),
-            doc="OLMo 2 and 3: norms behind attention and MLP.",
+            doc="OLMo 2 and 3: norms after attention and MLP.",
         ),
         Provider(
             "exaone4",
             "engine_plugins.architecture.exaone4:Exaone4Architecture",
             unsupported=only(*EXAONE4),
-            doc="EXAONE 4: norms behind attention and MLP; layers without a window do not rotate.",
+            doc="EXAONE 4: norms after attention and MLP; layers without a window do not rotate.",
         ),
         Provider(
             "phi3",
@@ -136,7 +136,7 @@ def engine_architecture() -> list[Provider]:
             "gemma",
             "engine_plugins.architecture.gemma:GemmaArchitecture",
             unsupported=only(*GEMMA),
-            doc="Gemma 1, 2 and 3: norms before and behind, alternating windows, capped scores or normed heads.",
+            doc="Gemma 1, 2 and 3: norms before and after, alternating windows, capped scores or normed heads.",
         ),
         Provider(
             "gemma4",
@@ -166,7 +166,7 @@ def engine_architecture() -> list[Provider]:
             "hunyuan",
             "engine_plugins.architecture.hunyuan:HunyuanArchitecture",
             unsupported=only(*HUNYUAN),
-            doc="Hunyuan (dense): heads are normed behind the rotation.",
+            doc="Hunyuan (dense): heads are normed after the rotation.",
         ),
         Provider(
             "ernie",

@@ -66,7 +66,7 @@ def no_windows(values: Values, layers: int) -> tuple[None, ...]:
 
 
 def ignore_mtp(b: Builder, values: Values, layers: int, *published: int) -> None:
-    """Layers that predict further tokens lie behind the last one and are not read: as many as
+    """Layers that predict further tokens lie after the last one and are not read: as many as
     ``num_nextn_predict_layers`` says, and those at numbers that transformers ignores, whatever it says
     (``published``)."""
     count = values.whole("num_nextn_predict_layers", "MAX_LAYERS", 0, least=0)

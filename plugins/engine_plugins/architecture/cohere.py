@@ -1,4 +1,4 @@
-"""Command R and R+ (Cohere) and Command R7B and A (Cohere 2): attention and MLP side by side behind one LayerNorm,
+"""Command R and R+ (Cohere) and Command R7B and A (Cohere 2): attention and MLP side by side after one LayerNorm,
 rotations of neighbours, and scaled logits. Cohere 2 has windows in three layers of four, and rotates in those alone."""
 
 from __future__ import annotations

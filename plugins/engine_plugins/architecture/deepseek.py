@@ -2,7 +2,7 @@
 mixtures of experts beside shared ones.
 
 What a token leaves in the cache is one latent and one rotated key for all heads. The projections from the latent to
-keys and values are absorbed: into the queries before attention, and behind it into what comes out.
+keys and values are absorbed: into the queries before attention, and after it into what comes out.
 """
 
 from __future__ import annotations

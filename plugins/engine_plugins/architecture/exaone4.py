@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP instead of before them, and of each query and key head (arXiv 2507.11407).
+"""EXAONE 4: norms after attention and MLP instead of before them, and of each query and key head (arXiv 2507.11407).
 Where some layers have a window, those without one do not rotate."""
 
 from __future__ import annotations

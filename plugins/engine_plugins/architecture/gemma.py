@@ -2,7 +2,7 @@
 checkpoints that see images.
 
 Embeddings are scaled, weights of norms are stored less 1. From Gemma 2 on attention and MLP are normed before and
-behind. Gemma 2 caps scores and logits. Gemma 3 norms heads, and layers with a window rotate by their own frequencies.
+after. Gemma 2 caps scores and logits. Gemma 3 norms heads, and layers with a window rotate by their own frequencies.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GemmaArchitecture:
         def norm(x: Value, norm: str) -> Value:
             return b.rms_norm(x, norm, sizes.eps, offset=1.0)
 
-        b.positions(stated)  # behind scaling, whatever the rotation
+        b.positions(stated)  # after scaling, whatever the rotation
         x = b.embed(f"{name}.embed_tokens", sizes.vocab_size, sizes.hidden_size)
         x = b.scale(x, sizes.hidden_size**0.5, rounded=True)
         for i, window in enumerate(windows_by_layer(values, sizes.num_layers)):

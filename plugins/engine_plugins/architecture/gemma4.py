@@ -171,7 +171,7 @@ def _shared_attention(b: Builder, h: Value, name: str, values: Values, sizes: De
 
 
 def _experts(b: Builder, x: Value, at: str, values: Values, sizes: DecoderSizes, act: Act) -> Value:
-    """Of what the MLP reads before its norm, normed behind."""
+    """Of what the MLP reads before its norm, normed after."""
     count = values.whole("num_experts", "MAX_EXPERTS")
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
     chosen = top_k(values, count, key="top_k_experts")

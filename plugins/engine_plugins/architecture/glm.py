@@ -29,7 +29,7 @@ class GlmArchitecture:
         pass
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
-        values, norms_behind = Values({**DEFAULTS, **model.raw}), model.architecture == "Glm4ForCausalLM"
+        values, norms_after = Values({**DEFAULTS, **model.raw}), model.architecture == "Glm4ForCausalLM"
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
         expect_full_attention(values)
         rope, bias = replace(sizes.rope, interleaved=True), values.flag("attention_bias", True)
@@ -41,7 +41,7 @@ class GlmArchitecture:
             with b.layer(x):
                 h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
                 a = attention(b, h, f"{name}.self_attn", sizes, rope=rope, bias=bias)
-                if norms_behind:
+                if norms_after:
                     a = b.rms_norm(a, f"{name}.post_self_attn_layernorm", sizes.eps)
                 x = b.add(x, a)
                 h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
@@ -49,7 +49,7 @@ class GlmArchitecture:
                 gate, up = b.split(h, fused, shard="out")
                 down = LinearPart(f"{name}.mlp.down_proj", sizes.hidden_size)
                 m = b.linear(b.gated(gate, up, act), down, shard="in")
-                if norms_behind:
+                if norms_after:
                     m = b.rms_norm(m, f"{name}.post_mlp_layernorm", sizes.eps)
                 x = b.add(x, m)
         b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)

@@ -1,4 +1,4 @@
-"""Hunyuan: dense decoders that norm heads of queries and keys behind the rotation."""
+"""Hunyuan: dense decoders that norm heads of queries and keys after the rotation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Llama 4, also as the text model of checkpoints that see images.
 
 Attention is chunked where layers rotate, neighbours together, and of every token where they do not; there queries grow
-with their position (arXiv 2501.19399). Heads are normed behind the rotation. Mixtures of experts whose inputs are
+with their position (arXiv 2501.19399). Heads are normed after the rotation. Mixtures of experts whose inputs are
 weighted lie beside a shared expert, in all layers or in some.
 """
 

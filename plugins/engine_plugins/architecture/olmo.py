@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP instead of before them, and one over all queries and one over all keys
+"""OLMo 2 and 3: norms after attention and MLP instead of before them, and one over all queries and one over all keys
 (arXiv 2501.00656). OLMo 3 has windows in three layers of four, and a rotation for each type of layers."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ TRITON_CAPABILITY = (8, 0)
 """Least CUDA compute capability: the tiles are laid out for its shared memory and asynchronous copies."""
 TRITON_HEAD_DIMS = tuple(range(8, 257, 8))
 TRITON_VALUE_DIM, TRITON_REST_DIM = 512, 64
-"""Of latent attention, at most: a key's numbers that are its value too, and those behind them."""
+"""Of latent attention, at most: a key's numbers that are its value too, and those after them."""
 
 
 def beyond_triton_heads(attentions: Iterable[Attention]) -> tuple[str, ...]:

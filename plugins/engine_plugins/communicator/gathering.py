@@ -47,7 +47,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def _gather(self, pg: Any, given: Tensor, mine: Tensor) -> None:
-        """``mine`` of all ranks one behind the other; both of bytes, as many on all ranks."""
+        """``mine`` of all ranks one after the other; both of bytes, as many on all ranks."""
 
     @abstractmethod
     def _exchange(self, pg: Any, given: Tensor, mine: Tensor, sizes: list[int], sent: list[int]) -> None:

@@ -68,7 +68,7 @@ class _Runs:
             latest[key] = position
 
     def chain(self, tail: Sequence[int]) -> Iterator[int]:
-        """Positions behind runs that have the hash of the last tokens of ``tail``."""
+        """Positions after runs that have the hash of the last tokens of ``tail``."""
         if len(tail) >= self.length:
             position = self._latest.get(hash(tuple(tail[-self.length :])), -1)
             while position >= 0:
@@ -98,7 +98,7 @@ class Texts:
         self._start = len(self.tokens)
 
     def matches(self, tail: Sequence[int]) -> list[tuple[int, int]]:
-        """Where ``tail`` or an end of it occurred: (tokens that are equal, position behind them), latest first.
+        """Where ``tail`` or an end of it occurred: (tokens that are equal, position after them), latest first.
 
         The latest :data:`OCCURRENCES` of the last ``LONG_RUN * shortest`` tokens; of the last ``shortest`` if those
         are new.
@@ -211,7 +211,7 @@ def continued(
     draft: list[int] = []
     confidence = 1.0
     while len(draft) < num_draft_tokens:
-        # Behind the end of its own text, a match reads what has just been drafted (a repeating text).
+        # After the end of its own text, a match reads what has just been drafted (a repeating text).
         following = [text[at] if at < len(text) else draft[at - len(text)] for text, at in matches]
         votes = Counter(token for token in following if token != _END)
         if not votes:

@@ -20,7 +20,7 @@ SERVER, INTERNAL = 2, 1
 UNSET, ERROR = 0, 2
 """``StatusCode``."""
 PHASES = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver", "unattributed")
-"""One behind the other: what the time of a request consists of."""
+"""One after the other: what the time of a request consists of."""
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 
 Attribute = bool | int | float | str | Sequence[str]

@@ -1,4 +1,4 @@
-"""What blocks hold, found again by name or by content: full blocks by their key, and any block by its tokens behind a
+"""What blocks hold, found again by name or by content: full blocks by their key, and any block by its tokens after a
 parent."""
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ Tokens = tuple[int, ...]
 class BlockIndex:
     """Blocks with content, each once.
 
-    The blocks behind a parent are kept in the order of their tokens. Those that begin alike are then neighbours, so the
+    The blocks after a parent are kept in the order of their tokens. Those that begin alike are then neighbours, so the
     one with the most tokens in common with a text is found by bisection, however many there are. No two have the same
     tokens.
     """
 
-    __slots__ = ("_behind", "_block_of", "_content_of")
+    __slots__ = ("_after", "_block_of", "_content_of")
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._content_of: dict[int, tuple[bytes, Tokens, bytes | None]] = {}  # parent, tokens, key
-        self._behind: dict[bytes, list[tuple[Tokens, int]]] = {}  # by parent, in order
+        self._after: dict[bytes, list[tuple[Tokens, int]]] = {}  # by parent, in order
 
     def __contains__(self, block: int) -> bool:
         return block in self._content_of
@@ -35,9 +35,9 @@ class BlockIndex:
         return self._block_of.get(key)
 
     def most_in_common(self, parent: bytes, tokens: Tokens) -> tuple[int, int]:
-        """The block behind ``parent`` that begins like ``tokens`` for longest, and for how many of them; 0 and 0 if
+        """The block after ``parent`` that begins like ``tokens`` for longest, and for how many of them; 0 and 0 if
         none does."""
-        siblings = self._behind.get(parent, ())
+        siblings = self._after.get(parent, ())
         at = bisect_left(siblings, (tokens,))
         best = (0, 0)
         for held, block in reversed(siblings[max(0, at - 1) : at + 1]):
@@ -47,19 +47,19 @@ class BlockIndex:
         return best
 
     def beginning_with(self, parent: bytes, tokens: Tokens) -> int | None:
-        """A block behind ``parent`` that holds all of ``tokens`` first."""
+        """A block after ``parent`` that holds all of ``tokens`` first."""
         block, count = self.most_in_common(parent, tokens)
         return block if count == len(tokens) else None
 
     def add(self, block: int, parent: bytes, tokens: Tokens, key: bytes | None) -> int | None:
-        """Find ``block`` from now on, by these tokens behind ``parent``, and by ``key`` if it is full. Returns a block
+        """Find ``block`` from now on, by these tokens after ``parent``, and by ``key`` if it is full. Returns a block
         that it makes superfluous, if one is seen: it holds the first of the same tokens, and is not full."""
         self._content_of[block] = parent, tokens, key
         if key is not None:
             self._block_of[key] = block
-        siblings = self._behind.get(parent)
+        siblings = self._after.get(parent)
         if siblings is None:
-            self._behind[parent] = [(tokens, block)]
+            self._after[parent] = [(tokens, block)]
             return None
         at = bisect_left(siblings, (tokens,))
         siblings.insert(at, (tokens, block))
@@ -73,9 +73,9 @@ class BlockIndex:
         parent, tokens, key = self._content_of.pop(block)
         if key is not None:
             del self._block_of[key]
-        siblings = self._behind[parent]
+        siblings = self._after[parent]
         if len(siblings) == 1:
-            del self._behind[parent]
+            del self._after[parent]
         else:
             del siblings[bisect_left(siblings, (tokens,))]
 
@@ -83,13 +83,13 @@ class BlockIndex:
         """Assert that all three tables say the same, in order. For tests."""
         keyed = {key: block for block, (_, _, key) in self._content_of.items() if key is not None}
         assert keyed == self._block_of, "keys and blocks disagree"
-        behind: dict[bytes, list[tuple[Tokens, int]]] = {}
+        after: dict[bytes, list[tuple[Tokens, int]]] = {}
         for block, (parent, tokens, key) in self._content_of.items():
             assert 0 < len(tokens) <= block_size, f"block {block} holds {len(tokens)} of {block_size} tokens"
             assert (len(tokens) == block_size) == (key is not None), f"block {block} has a key and is not full, or not"
-            behind.setdefault(parent, []).append((tokens, block))
-        assert {parent: sorted(siblings) for parent, siblings in behind.items()} == self._behind
-        assert all(len({tokens for tokens, _ in siblings}) == len(siblings) for siblings in behind.values())
+            after.setdefault(parent, []).append((tokens, block))
+        assert {parent: sorted(siblings) for parent, siblings in after.items()} == self._after
+        assert all(len({tokens for tokens, _ in siblings}) == len(siblings) for siblings in after.values())
 
 
 def _common(a: Tokens, b: Tokens) -> int:

@@ -7,7 +7,7 @@ computes one token. Blocks that no lease holds are evicted least recently used f
 chain the tail goes first, because a block is reachable only through those before it.
 
 Each KV group has its own blocks, and finds them by the same keys. A hit is as long as all groups allow: one that keeps
-every token needs all blocks of it, one with a window those that a query behind the hit can read. What the window of a
+every token needs all blocks of it, one with a window those that a query after the hit can read. What the window of a
 running request has passed stays cached like what an ended one had.
 """
 
@@ -251,7 +251,7 @@ class PrefixCacheAllocator:
                     most = at
                     break
         while (gap := self._gap(prefix, most)) is not None:
-            most = gap  # any end behind it, up to here, needs this block
+            most = gap  # any end after it, up to here, needs this block
         return most
 
     def _gap(self, prefix: Prefix, full: int) -> int | None:
@@ -263,7 +263,7 @@ class PrefixCacheAllocator:
         return None
 
     def _part(self, prefix: Prefix, full: int) -> tuple[tuple[int, ...], int]:
-        """In each group the block that has most of the tokens behind the full ones, and how many all groups have."""
+        """In each group the block that has most of the tokens after the full ones, and how many all groups have."""
         tokens = tokens_of(prefix, full, self._block_size)
         if not prefix.keys or not tokens:
             return (), 0

@@ -25,7 +25,7 @@ class EnvConfig(ParallelismConfig):
     host: str = ""
     """An address of rank 0's machine; empty: ``MASTER_ADDR``, or the first of Slurm's nodes."""
     port: int = 0
-    """Where workers join; 0: the one behind ``MASTER_PORT``, or 29600."""
+    """Where workers join; 0: the one after ``MASTER_PORT``, or 29600."""
     wait_s: float = 300.0
     """How long ranks are waited for."""
 
@@ -65,7 +65,7 @@ class Place:
         if not host:
             raise ValueError("parallelism=env: neither MASTER_ADDR nor SLURM_JOB_NODELIST says where rank 0 is; set "
                              "parallelism.host")  # fmt: skip
-        port = config.port or _port_behind(environment.get("MASTER_PORT")) or PORT
+        port = config.port or _port_after(environment.get("MASTER_PORT")) or PORT
         if host not in LOOPBACK and not environment.get(TOKEN):
             raise ValueError(
                 f"parallelism=env: whoever reaches {host}:{port} could join; set the environment variable {TOKEN} to "
@@ -111,7 +111,7 @@ def _number(environment: Mapping[str, str], names: Sequence[str]) -> int:
     )
 
 
-def _port_behind(given: str | None) -> int | None:
+def _port_after(given: str | None) -> int | None:
     """The port that follows ``MASTER_PORT``."""
     if given is None:
         return None

@@ -37,15 +37,15 @@ class ChunkedPrefillScheduler:
     preferred to none when the target cannot be met.
 
     *Long and short prompts.* A prompt that can finish in this step does. One that cannot leaves half of what is
-    left to the prompts behind it, and takes back what they do not use. So a long prompt never holds up short ones
-    behind it for its whole length; and short ones, however many keep coming, never take more than half from the
+    left to the prompts after it, and takes back what they do not use. So a long prompt never holds up short ones
+    after it for its whole length; and short ones, however many keep coming, never take more than half from the
     long prompt that was there first. Within one priority nobody starves. Between priorities there is no ageing: a
     low priority waits as long as higher ones fill the engine.
 
     *Chunks.* One that does not finish its prompt ends at a block border, if the budgets are not smaller than that.
 
     *Memory.* A request joins only if its whole prompt fits beside what the others still need; the first that does
-    not fit holds up those behind it. A decode that is short of a block takes it from the newest, least important
+    not fit holds up those after it. A decode that is short of a block takes it from the newest, least important
     request.
     """
 
@@ -75,11 +75,11 @@ class ChunkedPrefillScheduler:
         started = room.prefills()
         # A running request gets a row in any case: the core may have no room for a newcomer, however important.
         aside = min(self._block_size, -(-left // 2)) if started and room.is_empty else 0
-        num_behind = len(started) + len(view.waiting)
+        num_after = len(started) + len(view.waiting)
         unfinished: list[RequestView] = []
         closed = False
         for request in merge(started, view.waiting, key=importance):
-            num_behind -= 1
+            num_after -= 1
             if left <= 0:
                 break
             if closed and not request.is_running:
@@ -87,7 +87,7 @@ class ChunkedPrefillScheduler:
             is_first = not unfinished
             if aside and request.is_running:
                 is_first, aside = True, 0
-            count = self._first_share(request, room, left, left - aside, num_behind, is_first)
+            count = self._first_share(request, room, left, left - aside, num_after, is_first)
             if count and not request.is_running and not room.admits(request):
                 closed = True
                 continue
@@ -102,13 +102,11 @@ class ChunkedPrefillScheduler:
             left -= rest
 
     @staticmethod
-    def _first_share(
-        request: RequestView, room: StepRoom, left: int, most: int, num_behind: int, is_first: bool
-    ) -> int:
+    def _first_share(request: RequestView, room: StepRoom, left: int, most: int, num_after: int, is_first: bool) -> int:
         """Tokens for a prompt, before what nobody else wanted is shared out: at most ``most`` of ``left``."""
         if decodes(request):
             return 1 if step_tokens(request, 1) <= most else 0
-        if request.remaining > most and num_behind:
+        if request.remaining > most and num_after:
             most = min(most, -(-left // 2))
         count = room.chunk(request, most, aligned=True)
         if not count and is_first:

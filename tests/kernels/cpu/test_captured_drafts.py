@@ -137,7 +137,7 @@ def test_captured_drafts_are_those_of_calls_with_tensors(
     models: Models, drafter: str, functions: set[str], dtype: str, compared: Compared
 ) -> None:
     """For one and for three requests at once, which end at different times, so for several numbers of drafts."""
-    cut = ("scheduler=chunked_prefill", "scheduler.token_budget=15")  # chunks of prompts behind which nobody drafts
+    cut = ("scheduler=chunked_prefill", "scheduler.token_budget=15")  # chunks of prompts after which nobody drafts
     overrides = [*DRAFTERS[drafter](models, "Qwen3"), f"model.dtype={dtype}", *FEW_REQUESTS, *cut]
     core = engine(models, "Qwen3", *overrides, "drafter.max_width=3", "kv_allocator=prefix_cache")
     for batch in (1, 3):

@@ -12,7 +12,7 @@ def said(line: str, conversation: Conversation) -> str:
     return "\n".join(told)
 
 
-def test_a_question_is_asked_behind_what_was_said():
+def test_a_question_is_asked_after_what_was_said():
     conversation = Conversation("Be brief.", {"temperature": 0})
     conversation.keep("a", "b")
     body = conversation.body("tiny", "c")

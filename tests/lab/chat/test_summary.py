@@ -51,7 +51,7 @@ def test_what_was_stopped_has_the_figures_of_the_client():
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_waterfall_places_each_span_behind_the_one_before(width):
+def test_a_waterfall_places_each_span_after_the_one_before(width):
     blocked = {"request_id": "chatcmpl-ac6cccb6ab2743b6b17a731c37b2926f-0", "num_tokens": 500, "steps": 1, "of": 2}
     sequence = {
         "cause": "decode 75 %",

@@ -43,7 +43,7 @@ def test_a_link_stays_a_link_and_permissions_stay(tmp_path):
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-def test_trying_leaves_nothing_behind(tmp_path):
+def test_trying_leaves_nothing_after(tmp_path):
     check_writable(str(tmp_path / "result.json"), [])
     assert not list(tmp_path.iterdir())
 

@@ -26,7 +26,7 @@ with ends_cleanly():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_is_behind_an_await_is_ended_before_the_command_ends(number: signal.Signals) -> None:
+def test_what_is_after_an_await_is_ended_before_the_command_ends(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "running\n"
         process.send_signal(number)

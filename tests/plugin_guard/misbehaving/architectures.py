@@ -18,9 +18,9 @@ class RecordsNothing(LlamaArchitecture):
 
 
 class NoHead(LlamaArchitecture):
-    """Ends behind the last norm."""
+    """Ends after the last norm."""
 
-    says = r"is no whole model: expected one lm_head\(\), behind the last layer"
+    says = r"is no whole model: expected one lm_head\(\), after the last layer"
 
     def describe(self, model: Any, b: Any) -> None:
         b.lm_head = lambda *args, **options: None

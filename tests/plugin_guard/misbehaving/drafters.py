@@ -172,7 +172,7 @@ class StartRaises(Device):
 
 
 class ExtendRaises(Device):
-    """Fails behind every step."""
+    """Fails after every step."""
 
     says = r"extend\(\) raised RuntimeError: lost \(drafters\.py:\d+\)"
 

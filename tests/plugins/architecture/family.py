@@ -71,7 +71,7 @@ class Family(ArchitectureConformance):
         yield WRITTEN[name]
 
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
-        """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits. Weights take the memory
+        """In chunks, after a cached prefix, with drafts; and nearly so with weights in 8 bits. Weights take the memory
         that was planned."""
         row = Row(model_name, "", 0)
         measure(row, self, model_name)

@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "factors of too few pairs": (PHI3, longrope(3, "longrope", trained=4), "short_factor=.*expected 4 numbers"),
     "an MLP with a gate": (STARCODER2, {"mlp_type": "gated"}, "mlp_type='gated': expected 'default'"),
     "another norm": (STARCODER2, {"norm_type": "rms_norm"}, "norm_type='rms_norm': expected 'layer_norm'"),
-    "blocks one behind another": (COHERE2, {"use_parallel_block": False}, "use_parallel_block=False: expected True"),
+    "blocks one after another": (COHERE2, {"use_parallel_block": False}, "use_parallel_block=False: expected True"),
     "norms of heads where they have no names": (COHERE2, {"use_qk_norm": True}, "use_qk_norm=True: expected False"),
     "a scale of nothing": (COHERE, {"logit_scale": 0.0}, "logit_scale=0.0: expected a number larger than 0"),
     "rotations by type of layers that GLM has not": (

@@ -128,7 +128,7 @@ class TestDeepSeek(Mixture):
 def test_layers_that_predict_further_tokens_are_not_read(
     suite: type[Mixture], name: str, layer: int, tmp_path: Path
 ) -> None:
-    """Where published checkpoints have them, as in transformers, and behind the last layer as ``config.json`` says."""
+    """Where published checkpoints have them, as in transformers, and after the last layer as ``config.json`` says."""
     with suite().checkpoint(name) as (written, _, theirs):
         tensors = load_file(Path(written.path) / "model.safetensors")
         for number in (3, layer):

@@ -240,7 +240,7 @@ def ropes(graph: Graph) -> list[Rope]:
 
 
 def test_gemma_3_4b_is_read_from_what_its_config_json_has() -> None:
-    """Heads, vocabulary and more are left out of it, and the length it states is that behind scaling."""
+    """Heads, vocabulary and more are left out of it, and the length it states is that after scaling."""
     text = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,

@@ -116,7 +116,7 @@ def test_the_last_program_of_a_tile_merges_any_number_of_parts_and_one_sink(spli
 
 
 @pytest.mark.parametrize("rows", [((1, 300), (2, 40)), ((4, 700), (1, 1)), ((2, 200),)])
-def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: tuple[tuple[int, int], ...]) -> None:
+def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_after(rows: tuple[tuple[int, int], ...]) -> None:
     """As in a graph captured for more queries and replayed with fewer, down to a row that is not there."""
     case = AttentionCase(f"shorter_{rows}", rows)
     inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))

@@ -53,7 +53,7 @@ def sum_until_an_error(communicator: Communicator, world: World, *, busy: Connec
         began = time.monotonic()
         try:
             communicator.all_reduce(torch.ones(3), "world")
-            again = "a call behind the error came to its end"
+            again = "a call after the error came to its end"
         except CommunicatorError as second:
             again = str(second)
         return {

@@ -91,7 +91,7 @@ def test_nothing_but_the_processes_holds_the_shared_memory() -> None:
 
 
 def test_processes_of_a_run_that_failed_have_ended() -> None:
-    """The test's own helper: what it starts is not there behind it."""
+    """The test's own helper: what it starts is not there after it."""
     with pytest.raises(ZeroDivisionError), Ranks(makes.gloo, worlds_of(2), jobs.sums) as ranks:
         processes = list(ranks._processes)
         raise ZeroDivisionError

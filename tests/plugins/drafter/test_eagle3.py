@@ -165,7 +165,7 @@ class Paper:
         )
 
     def chain(self, tokens: list[int], steps: int) -> list[Tensor]:
-        """Logits of ``steps`` drafts behind ``tokens``, of which the target has computed all but the last."""
+        """Logits of ``steps`` drafts after ``tokens``, of which the target has computed all but the last."""
         hook = self.target.model.norm.register_forward_pre_hook(
             lambda module, args: setattr(self, "before_norm", args[0])
         )

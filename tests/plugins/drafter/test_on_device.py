@@ -1,4 +1,4 @@
-"""Drafters that run behind the target: no token changes, whatever is drafted."""
+"""Drafters that run after the target: no token changes, whatever is drafted."""
 
 from engine.testing.drafter import DeviceDrafterConformance
 

@@ -97,7 +97,7 @@ class Described:
         return y * torch.cos(angle).repeat(1, 2) + torch.cat((-second, first), -1) * torch.sin(angle).repeat(1, 2)
 
     def drafts(self, tokens: list[int], count: int) -> Tensor:
-        """``count`` tokens behind ``tokens``, of which the target has computed all but the last."""
+        """``count`` tokens after ``tokens``, of which the target has computed all but the last."""
         states = self.target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
         seen: list[Tensor] = []
         hook = self.target.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))

@@ -107,7 +107,7 @@ def test_a_draft_is_short_where_it_is_unsure_and_long_where_it_is_not():
     assert propose(drafter, split, drafts=8, row_id=2) == ()
 
 
-def test_a_place_behind_the_end_of_a_finished_text_has_no_say():
+def test_a_place_after_the_end_of_a_finished_text_has_no_say():
     assert continued([([1, 2, 3, -1], 2), ([4, 5, 6, 7], 3)], 2, 4, 0.0)[0] == 3
     assert continued([([1, 2, 3, -1], 3)], 2, 4, 0.0) == ()
 

@@ -113,7 +113,7 @@ def test_too_few_keys_are_refused() -> None:
         allocator.commit(lease, prefix_of(list(range(BLOCK)), 3 * BLOCK))
 
 
-def test_the_last_block_of_a_text_is_evicted_before_those_it_is_found_behind() -> None:
+def test_the_last_block_of_a_text_is_evicted_before_those_it_is_found_after() -> None:
     allocator = started(6)
     tokens = list(range(2 * BLOCK + 4))
     run_to_the_end(allocator, "r", tokens)

@@ -48,7 +48,7 @@ def test_a_prompt_that_can_finish_runs_whole() -> None:
     assert rows_of([], [request(0, 200), request(1, 50)], token_budget=256) == {"r0": 200, "r1": 50}
 
 
-def test_a_long_prompt_leaves_half_to_the_short_ones_behind_it_and_takes_back_the_rest() -> None:
+def test_a_long_prompt_leaves_half_to_the_short_ones_after_it_and_takes_back_the_rest() -> None:
     waiting = [request(0, 5000), request(1, 30), request(2, 20)]
     assert rows_of([], waiting, token_budget=256) == {"r0": 192, "r1": 30, "r2": 20}
 

@@ -23,7 +23,7 @@ def test_a_newcomer_joins_the_running_with_its_whole_prompt() -> None:
     assert rows_of([decoding(0)], [request(1, 100), request(2, 50)]) == {"r0": 1, "r1": 100, "r2": 50}
 
 
-def test_a_prompt_that_does_not_fit_waits_and_holds_up_those_behind_it() -> None:
+def test_a_prompt_that_does_not_fit_waits_and_holds_up_those_after_it() -> None:
     assert rows_of([], [request(0, 200), request(1, 100), request(2, 10)], token_budget=256) == {"r0": 200}
 
 

@@ -347,7 +347,7 @@ class CapBeforeScale(Plain):
 
 @mutant(Suite, EQUALS)
 class SeesTheNext(Plain):
-    """Lets a query see the key behind its own."""
+    """Lets a query see the key after its own."""
 
     def hidden(self, op: Attention, num_queries: int, num_keys: int) -> Tensor:
         return super().hidden(op, num_queries, num_keys).roll(1, dims=1).index_fill(1, torch.tensor([0]), False)

@@ -55,7 +55,7 @@ class Summing(SimulatedCommunicator):
 
 @mutant(Suite, SUMS)
 class OwnPartFirst(Summing):
-    """Adds its own part first, then those of the ranks behind it."""
+    """Adds its own part first, then those of the ranks after it."""
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         rank = self._here.rank % len(parts)

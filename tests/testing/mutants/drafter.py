@@ -202,7 +202,7 @@ class ReleasesTheKnown(NgramDrafter):
 
 @mutant(Suite, "test_proposes_for_the_history_it_was_made_for")
 class NeverAnOldMatch(NgramDrafter):
-    """Begins its search behind the tokens that it searches in, so that it finds nothing."""
+    """Begins its search after the tokens that it searches in, so that it finds nothing."""
 
     def _propose(self, row: DraftRow) -> tuple[int, ...]:
         self._indexes.pop(row.row_id, None)

@@ -203,7 +203,7 @@ class PassesTooEarly(Paged):
 
 @mutant(Suite, HISTORIES)
 class PassesTheReserved(Paged):
-    """Frees what a window has passed as soon as room is made for tokens behind it, before these are final."""
+    """Frees what a window has passed as soon as room is made for tokens after it, before these are final."""
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         reserved = super().reserve(lease, num_tokens)
@@ -391,7 +391,7 @@ class OneListForAll(Caching):
 
 @mutant(CachingSuite, "test_idle_prefixes_give_way_to_whoever_needs_their_memory")
 class SkipsGaps(Caching):
-    """Counts the blocks of a chain that are there, also those behind one that is gone."""
+    """Counts the blocks of a chain that are there, also those after one that is gone."""
 
     class Blocks(CachedBlocks):
         __slots__ = ()
@@ -427,7 +427,7 @@ class WholeBlocksOnly(Caching):
 
 @mutant(CachingSuite, "test_a_repeated_text_is_found_up_to_any_token", HISTORIES)
 class SharesThePart(Caching):
-    """Hands out the block itself where a copy of it is due: two requests write behind the same tokens."""
+    """Hands out the block itself where a copy of it is due: two requests write after the same tokens."""
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease:
         lease = super().open(request_id, prefix, max_tokens)
@@ -475,7 +475,7 @@ class TrustsTheCopy(Caching):
 
         def keep_part(self, block: int, prefix: Prefix, at: int) -> bool:
             tokens = tokens_of(prefix, at, self.block_size)
-            held = [text for text, _ in self.index._behind.get(prefix.keys[at], ())] if tokens else []
+            held = [text for text, _ in self.index._after.get(prefix.keys[at], ())] if tokens else []
             return tokens not in held and super().keep_part(block, prefix, at)
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease:
@@ -486,7 +486,7 @@ class TrustsTheCopy(Caching):
 
 @mutant(CachingSuite, "test_a_text_that_ended_within_a_block_is_found_as_far_as_it_was_committed")
 class OneTokenTooMany(Caching):
-    """Counts the token behind the last committed one as final."""
+    """Counts the token after the last committed one as final."""
 
     class Blocks(CachedBlocks):
         __slots__ = ()
@@ -496,7 +496,7 @@ class OneTokenTooMany(Caching):
             return super().keep_part(block, more if more.num_tokens // BLOCK == at else prefix, at)
 
 
-@mutant(CachingSuite, "test_the_same_tokens_behind_another_beginning_are_not_found")
+@mutant(CachingSuite, "test_the_same_tokens_after_another_beginning_are_not_found")
 class AnyParent(Caching):
     """Finds parts of blocks by their tokens alone, whatever is before them."""
 
@@ -506,7 +506,7 @@ class AnyParent(Caching):
             return (), 0
         best = []
         for pool in self._pools:
-            found = (pool.index.most_in_common(parent, tokens) for parent in pool.index._behind)
+            found = (pool.index.most_in_common(parent, tokens) for parent in pool.index._after)
             best.append(max(found, key=lambda match: match[1], default=(0, 0)))
         return tuple(block for block, _ in best), min(count for _, count in best)
 
@@ -517,7 +517,7 @@ class FirstOfMany(Caching):
 
     def _part(self, prefix: Prefix, full: int) -> tuple[tuple[int, ...], int]:
         tokens = tokens_of(prefix, full, BLOCK)
-        for held, block in self._pools[0].index._behind.get(prefix.keys[full], ()) if prefix.keys else ():
+        for held, block in self._pools[0].index._after.get(prefix.keys[full], ()) if prefix.keys else ():
             same = [one == other for one, other in zip((*held, None), (*tokens, None))].index(False)
             if same:
                 return (block,) * len(self._pools), same

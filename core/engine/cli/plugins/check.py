@@ -194,7 +194,7 @@ class _Child:
         where = re.search(r'most recent call first\):\n  File "(.+)", line (\d+)', wrote)
         at = f" ({Path(where[1]).name}:{where[2]})" if where else ""
         account = wrote[wrote.find("Fatal Python error") :][:SHOWN] if where else wrote[-SHOWN:]
-        return f"the process {how}{at}; tests behind this one did not run", account
+        return f"the process {how}{at}; tests after this one did not run", account
 
 
 def as_json(offer: Offer, report: Report) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
-    """The string behind each field of a dataclass, its bases' fields included; fields without one are not there."""
+    """The string after each field of a dataclass, its bases' fields included; fields without one are not there."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         node = _class_node(base)
@@ -35,9 +35,9 @@ def _class_node(cls: type[Any]) -> ast.ClassDef | None:
 
 
 def documented(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """``(name, text)`` of every assignment with a string right behind it."""
-    for node, behind in pairwise(body):
-        name, text = assigned(node), string(behind)
+    """``(name, text)`` of every assignment with a string right after it."""
+    for node, after in pairwise(body):
+        name, text = assigned(node), string(after)
         if name and text:
             yield name, text
 
@@ -79,8 +79,8 @@ def as_markdown(text: str) -> str:
     """Docstrings are reStructuredText: the little of it that they use, as Markdown. Code blocks stay code."""
     parts = re.split(r"^(?: *)\.\. code-block:: (\w+)\n((?:\n| +.*\n?)+)", text, flags=re.M)
     done = [_inline(parts[0])]
-    for language, block, behind in zip(parts[1::3], parts[2::3], parts[3::3]):
-        done += [f"```{language}\n{inspect.cleandoc(block)}\n```\n\n", _inline(behind)]
+    for language, block, after in zip(parts[1::3], parts[2::3], parts[3::3]):
+        done += [f"```{language}\n{inspect.cleandoc(block)}\n```\n\n", _inline(after)]
     return "".join(done).strip()
 
 

@@ -65,8 +65,8 @@ def check_words(words: list[str]) -> None:
     for word in words:
         if re.fullmatch(r"[\w.:-]+", word):
             near = nearest(word, known) or f" (commands: {listing(known)}; overrides are KEY=VALUE)"
-            behind = "; it comes right behind 'engine plugins'" if word in known else near
-            raise AssemblyError([f"engine plugins has no command {word!r} here{behind}"])
+            after = "; it comes right after 'engine plugins'" if word in known else near
+            raise AssemblyError([f"engine plugins has no command {word!r} here{after}"])
 
 
 def _print(rows: list[dict[str, Any]], offered: list[dict[str, str]], failures: list[str], off: list[str]) -> None:

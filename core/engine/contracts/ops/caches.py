@@ -53,8 +53,8 @@ class KVSpec:
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """What a recurrent op caches, in float32: ``token_size`` numbers of each token, and of each block the
-    ``state_size`` numbers behind its last token. A query reads what the tokens of its block and of the one before left,
-    and the state behind the block before."""
+    ``state_size`` numbers after its last token. A query reads what the tokens of its block and of the one before left,
+    and the state after the block before."""
 
     token_size: int
     state_size: int = 0

@@ -10,7 +10,7 @@ relu (arXiv 2109.08668)."""
 
 
 Range = tuple[int, int]
-"""The first, and the one behind the last."""
+"""The first, and the one after the last."""
 
 
 class Cut(NamedTuple):

@@ -28,7 +28,7 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``requests`` requests of ``tokens`` tokens each, behind ``context`` tokens that are cached."""
+    """``requests`` requests of ``tokens`` tokens each, after ``context`` tokens that are cached."""
 
     requests: int
     tokens: int = 1
@@ -37,7 +37,7 @@ class Step:
     def __post_init__(self) -> None:
         if self.requests < 1 or self.tokens < 1 or self.context < 0:
             raise ValueError(
-                f"a step of {self.requests} requests with {self.tokens} tokens behind {self.context}: expected at "
+                f"a step of {self.requests} requests with {self.tokens} tokens after {self.context}: expected at "
                 "least 1 request, 1 token and a context of at least 0"
             )
 

@@ -6,7 +6,7 @@ const LEAST_S = 30;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const two = (number) => String(number).padStart(2, "0");
 
-/** Without the zeros behind the point. */
+/** Without the zeros after the point. */
 const round = (text) => text.replace(/\.(\d*?)0+(?=\D|$)/, (_, kept) => (kept ? `.${kept}` : ""));
 
 function clock(at, withSeconds) {

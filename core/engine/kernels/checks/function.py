@@ -17,7 +17,7 @@ ROWS = 3
 
 
 def tried(op: TorchFunction, tensors: Sequence[Tensor], dtype: torch.dtype, device: str) -> Callable[..., Tensor]:
-    """The function of ``op`` in the compute dtype, behind a trial on a few random rows. Raises
+    """The function of ``op`` in the compute dtype, after a trial on a few random rows. Raises
     :class:`~engine.plugin_guard.calls.PluginError`, and what the function raises."""
     whose = f"torch function {op.function}"
     function = noting(_found(op.function, whose), whose)

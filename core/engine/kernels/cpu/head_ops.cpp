@@ -17,7 +17,7 @@ struct HeadCopy {
 };
 
 // Mirrored by a ctypes structure. Of each head `chosen` rows of `features` weights, those of the next head `next`
-// elements behind.
+// elements after.
 struct HeadProduct {
     int64_t heads, chosen, features, next;
     int64_t transposed;  // x [chosen] -> [features], else x [features] -> [chosen]

@@ -65,7 +65,7 @@ def sliced_heads(op: HeadSlice, width: int, dtype: torch.dtype) -> Callable[[Ten
 
 
 def joined_heads(num_heads: int, widths: Sequence[int], dtype: torch.dtype) -> Callable[..., Tensor]:
-    """Two of ``[rows, width]``: head by head, one behind the other."""
+    """Two of ``[rows, width]``: head by head, one after the other."""
     dims = [width // num_heads for width in widths]
     copies = [
         _copy(_HeadCopy(num_heads, dim, dim, 0, sum(dims), at), dtype)

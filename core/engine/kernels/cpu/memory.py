@@ -38,7 +38,7 @@ def give_back_freed_memory() -> bool:
     not glibc's.
 
     For the end of a phase whose temporary tensors leave holes between those that stay: loading left a third of the
-    weights' size behind.
+    weights' size after.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -91,7 +91,7 @@ class Program:
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
-        """What is made in here is free again behind it: the next layer computes in the same memory."""
+        """What is made in here is free again after it: the next layer computes in the same memory."""
         start = self._next
         try:
             yield

@@ -1,7 +1,7 @@
 // Recurrent ops on a paged cache: a short convolution, and the gated delta rule (arXiv 2412.06464), block by block.
 //
 // What earlier tokens left lies in the cache by position, in float32: of each token the inputs of the convolution; its
-// key, what it wrote and its decay; and behind each full block the state. Elements T of activations are float or
+// key, what it wrote and its decay; and after each full block the state. Elements T of activations are float or
 // bfloat16; all arithmetic is float32. Strides are in elements.
 
 #include <algorithm>
@@ -167,8 +167,8 @@ struct Segment {
     const DeltaRule& rule;
     int64_t begin, count;  // in the block
     float* kept;           // of the block's first token
-    const float* before;   // states of all heads behind the block before; null: there is none
-    float* behind;         // and behind this block
+    const float* before;   // states of all heads after the block before; null: there is none
+    float* after;          // and after this block
 
     int64_t end() const { return begin + count; }
     float* token(int64_t at) const { return kept + at * rule.kept_stride(); }
@@ -182,7 +182,7 @@ struct Room {
     std::vector<float> in_key, in_query;  // [most][block_size]: with the key of each token of the block
     std::vector<float> seen, made;        // [most][value_dim]
     std::vector<float> share;             // [most][block_size]; at a block's end [key_dim][block_size]
-    std::vector<float> fade;              // [block_size]: from behind each token of the block to where we are
+    std::vector<float> fade;              // [block_size]: from after each token of the block to where we are
 
     // most: tokens of a segment
     Room(const DeltaRule& r, int64_t most)
@@ -206,10 +206,10 @@ void begin_segment(const Segment& s, int64_t key_head, const float* qkv, Room& r
     }
 }
 
-// The state behind the block: what the one before it faded to, and what the block's tokens wrote.
+// The state after the block: what the one before it faded to, and what the block's tokens wrote.
 void end_block(const Segment& s, int64_t key_head, int64_t head, const float* state, float faded, Room& room) {
     const DeltaRule& r = s.rule;
-    float* to = s.behind + head * r.key_dim * r.value_dim;
+    float* to = s.after + head * r.key_dim * r.value_dim;
     for (int64_t i = 0; i < r.key_dim * r.value_dim; i++) to[i] = state ? faded * state[i] : 0.0f;
     room.share.resize(std::max(static_cast<int64_t>(room.share.size()), r.key_dim * r.block_size));
     for (int64_t at = 0; at < r.block_size; at++) {

@@ -38,8 +38,8 @@ def graph_sources(graph: Graph) -> tuple[Source, ...]:
 
 def _fused(graph: Graph) -> Iterator[Source]:
     blocks = (graph.embed, *graph.layers, graph.head)
-    for block, read_behind in zip(blocks, reads(graph), strict=True):
-        for one in fused(block, _OFFERED, read_behind):
+    for block, read_after in zip(blocks, reads(graph), strict=True):
+        for one in fused(block, _OFFERED, read_after):
             yield from one.kernel
 
 

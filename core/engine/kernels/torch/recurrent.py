@@ -1,7 +1,7 @@
 """Ops that keep a state, in torch: all rows of a step at once, and no look at lengths that the device alone knows.
 
-What earlier tokens left lies in the cache by position, as keys do: numbers of each token, and the state behind each
-full block. A step reads what the tokens of its first block left, and the state behind the block before. Nothing is
+What earlier tokens left lies in the cache by position, as keys do: numbers of each token, and the state after each
+full block. A step reads what the tokens of its first block left, and the state after the block before. Nothing is
 undone when drafts are rejected, for their positions are computed again, and a prefix is found as that of attention is.
 """
 
@@ -32,7 +32,7 @@ class Rows:
     starts: Tensor
     """int64 ``[num_rows]``: position of each row's first token."""
     ends: Tensor
-    """Of the one behind its last."""
+    """Of the one after its last."""
 
     @staticmethod
     def of(batch: AttentionBatch) -> Rows:
@@ -129,7 +129,7 @@ def _block_by_block(op: DeltaRule, rows: Rows, tokens: _Tokens, kept: Tensor, st
 
 
 def _state_before(op: DeltaRule, rows: Rows, chosen: Tensor, block: Tensor, states: Tensor) -> Tensor:
-    """``[rows, num_heads, key_dim, value_dim]`` behind the block before; 0 where there is none."""
+    """``[rows, num_heads, key_dim, value_dim]`` after the block before; 0 where there is none."""
     before = rows.slots(chosen, (block - 1).clamp(min=0) * rows.batch.block_size) // rows.batch.block_size
     found = torch.where((block > 0)[:, None], states[before], 0.0)
     return found.view(-1, op.num_heads, op.key_dim, op.value_dim)
@@ -146,7 +146,7 @@ def _one_block(
     kept: Tensor,
     states: Tensor,
 ) -> Tensor:
-    """One block of each chosen row, from the ``state`` before it; returns the one behind it.
+    """One block of each chosen row, from the ``state`` before it; returns the one after it.
 
     The chunked form of the paper: what the tokens of a block write solves a triangular system, in which those that
     were computed in earlier steps are known.
@@ -183,12 +183,12 @@ def _one_block(
     system = strength * between * (k @ k.transpose(-1, -2))
     written = torch.linalg.solve_triangular(system, wanted + earlier, upper=False, unitriangular=True)
     made = fades * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ written
-    behind: Tensor = fades[:, :, -1:] * state + (k * between[:, :, -1, :, None]).transpose(-1, -2) @ written
+    after: Tensor = fades[:, :, -1:] * state + (k * between[:, :, -1, :, None]).transpose(-1, -2) @ written
 
     # Padding takes what is nobody's: all writes have fixed shapes.
     out.index_copy_(0, torch.where(new, token, len(out) - 1).flatten(), made.transpose(1, 2).flatten(2).flatten(0, 1))
     left = torch.cat([each.transpose(1, 2).flatten(2) for each in (k_heads, written)] + [decay.transpose(1, 2)], dim=-1)
     kept.flatten(0, 1).index_copy_(0, torch.where(new, slots, 0).flatten(), left.flatten(0, 1))
     full = torch.where(new[:, -1], slots[:, -1] // size, 0)
-    states.index_copy_(0, full, behind.flatten(1))
-    return behind
+    states.index_copy_(0, full, after.flatten(1))
+    return after

@@ -52,7 +52,7 @@ def lower_shared_attention(lowering: Lowering, op: SharedAttention, fused: Fused
 def merged(parts: Sequence[Tensor], sinks: Tensor | None = None) -> Tensor:
     """Attention to all keys, float32 ``[num_tokens, heads, dim]``.
 
-    ``parts``: of each rank float32 ``[num_tokens, heads, dim + 1]``, its output and behind it the natural log-sum-exp
+    ``parts``: of each rank float32 ``[num_tokens, heads, dim + 1]``, its output and after it the natural log-sum-exp
     of its scores: ``-inf`` where it has no key, whose output means nothing. ``sinks``: float32 ``[heads]``, one more
     logit each. The weight of a rank is ``exp(lse - max)``.
     """

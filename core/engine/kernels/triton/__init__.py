@@ -24,7 +24,7 @@ the experts: then hardly two share one. Many are sorted by expert, so that token
 weights, which takes three launches more; up to 4096 pairs are sorted by one kernel, more by torch. Where experts have
 32 tokens on average, their tiles have 64 rows. A norm that something else reads too, as a shared expert does, is
 torch's. Where ranks share out the experts (``parallelism.ep``), the kernel that chooses experts has -1 for those of
-other ranks; such a pair is skipped where pairs are few, and sorted behind all tiles where they are many. Launches are
+other ranks; such a pair is skipped where pairs are few, and sorted after all tiles where they are many. Launches are
 the same on every rank, whether or not a pair is its own.
 
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``

@@ -122,7 +122,7 @@ def add_and_store(total, residual_ptr, out_ptr, at, mask):
 
 @triton.jit
 def expert_ids(id_ptr, pair, num_pairs, BLOCK_E: tl.constexpr):
-    """Experts of pairs, int32: ``BLOCK_E``, behind all others, of another rank's and of a pair that does not exist."""
+    """Experts of pairs, int32: ``BLOCK_E``, after all others, of another rank's and of a pair that does not exist."""
     ids = tl.load(id_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
     return tl.where(ids < 0, BLOCK_E, ids)
 
@@ -152,9 +152,9 @@ def sort_pairs(
             tile = start + lane
             here = tl.sum((tile_ends[None, :] <= tile[:, None]).to(tl.int32), 1)
             mine = expert[None, :] == here[:, None]
-            behind = tl.sum(tl.where(mine, (tiles - tile_ends)[None, :], 0), 1) + tile
-            count = tl.minimum(tl.sum(tl.where(mine, counts[None, :], 0), 1) - behind * TILE, TILE)
-            first = tl.sum(tl.where(mine, begins[None, :], 0), 1) + behind * TILE
+            after = tl.sum(tl.where(mine, (tiles - tile_ends)[None, :], 0), 1) + tile
+            count = tl.minimum(tl.sum(tl.where(mine, counts[None, :], 0), 1) - after * TILE, TILE)
+            first = tl.sum(tl.where(mine, begins[None, :], 0), 1) + after * TILE
             real = here < NUM_EXPERTS
             tl.store(first_ptr + tile, tl.where(real, first, 0).to(tl.int64), mask=tile < num_tiles)
             tl.store(count_ptr + tile, tl.where(real, count, 0).to(tl.int64), mask=tile < num_tiles)
@@ -214,7 +214,7 @@ def expert_mix(
     PDL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``(residual +) sum over a token's experts of share * product``. Program ``(token, block of columns)``: a tile of
-    weights has its columns of all the token's experts, so that none is waited for behind another.
+    weights has its columns of all the token's experts, so that none is waited for after another.
 
     ``x_ptr``: ``[num_tokens * TOP_K, IN_FEATURES]``; ``expert_ptr``, ``share_ptr``: ``[num_tokens, TOP_K]``;
     ``residual_ptr`` (or ``None``) and ``out_ptr``: ``[num_tokens, OUT_FEATURES]``, contiguous, perhaps the same.

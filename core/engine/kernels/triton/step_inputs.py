@@ -40,7 +40,7 @@ def step_inputs(
         token = tl.load(tokens_ptr + row_id * tokens_stride + position, mask=real, other=0)
         block = tl.load(table + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
         at = row * QUERIES + query
-        # Behind its last query a row may find an entry nobody has written yet, which is -1.
+        # After its last query a row may find an entry nobody has written yet, which is -1.
         tl.store(ids_ptr + at, tl.maximum(token, 0), mask=real)
         tl.store(positions_ptr + at, position, mask=real)
         tl.store(row_ids_ptr + at, tl.zeros([BLOCK_Q], tl.int64) + row_id, mask=real)

@@ -20,11 +20,11 @@ def step_outputs(
     query = tl.arange(0, BLOCK_Q)
     real, at = query < QUERIES, row * QUERIES + query
     chosen = tl.load(chosen_ptr + at, mask=real, other=-1)
-    draft = tl.load(ids_ptr + at + 1, mask=query + 1 < QUERIES, other=-2)  # behind this query's token
+    draft = tl.load(ids_ptr + at + 1, mask=query + 1 < QUERIES, other=-2)  # after this query's token
     accepted = tl.min(tl.where((draft == chosen) & (query < num_drafts), BLOCK_Q, query), 0)
     tl.store(kept_ptr + at, chosen, mask=real)
     tl.store(accepted_ptr + row, accepted.to(tl.int64))
-    # A broken row's -1 becomes 0: the step behind it must find a token to embed.
+    # A broken row's -1 becomes 0: the step after it must find a token to embed.
     tl.store(tokens_ptr + row_id * tokens_stride + start + 1 + query, tl.maximum(chosen, 0), mask=real)
     tl.store(computed_ptr + row_id, tl.where(row_id == nobody, 0, start + 1 + accepted))
 
@@ -45,7 +45,7 @@ def settle_step(
     ``inputs``: int64 ``[2, rows]``, each row's id and number of drafts; ``token_ids``, ``positions`` and ``chosen``:
     int64 ``[rows * queries]``, the step's tokens, where they are, and the target's token after each (-1: broken).
     Written: ``kept`` (like ``chosen``) and ``accepted`` (int64 ``[rows]``); of the device tables ``tokens`` (int64
-    ``[rows, positions]``) behind each row's first token, and ``computed`` (int64 ``[rows]``), which stays 0 for the row
+    ``[rows, positions]``) after each row's first token, and ``computed`` (int64 ``[rows]``), which stays 0 for the row
     ``nobody``.
     """
     rows = inputs.shape[1]

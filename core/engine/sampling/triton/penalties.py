@@ -22,7 +22,7 @@ HISTORY_BLOCK = 1024
 def penalise_on_device(logits: Tensor, batch: SamplingBatch, text: Tensor) -> None:
     """Change ``logits`` (float32 ``[N, V]``, rows contiguous) as :func:`engine.sampling.adjust.adjust_` would.
 
-    ``text``: int64 ``[rows, positions]``, prompt, output and behind them the drafts to be verified. Ids outside the
+    ``text``: int64 ``[rows, positions]``, prompt, output and after them the drafts to be verified. Ids outside the
     vocabulary are ignored. No synchronisation; may be captured in a CUDA graph.
     """
     rows, vocab = logits.shape

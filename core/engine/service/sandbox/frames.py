@@ -1,4 +1,4 @@
-"""What a sandbox and its parent send each other: bytes behind their length, and behind the CPU time they may cost."""
+"""What a sandbox and its parent send each other: bytes after their length, and after the CPU time they may cost."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _free_in_container(folder: Path, otherwise: int) -> int:
 
 
 def _field(file: Path, name: str) -> int | None:
-    """The number behind ``name`` in a file of ``name value`` lines."""
+    """The number after ``name`` in a file of ``name value`` lines."""
     with file.open() as lines:
         for line in lines:
             if line.startswith(name):

@@ -128,7 +128,7 @@ def estimate_memory(
             KVCache.block_bytes(groups, bound.kv_format, block_size, plan.dtype),
             block_size,
             plan.max_len,
-            # The core makes room for the drafts behind a step, too.
+            # The core makes room for the drafts after a step, too.
             step_tokens=token_budget + max_width + 1,
             max_requests=max_requests,
             full_share=full_share,

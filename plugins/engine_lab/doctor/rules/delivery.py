@@ -1,4 +1,4 @@
-"""Neither TTFT nor ITL of the engine: what is before and behind it."""
+"""Neither TTFT nor ITL of the engine: what is before and after it."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ def with_advice(remedy: Remedy | None, advice: str, *overrides: str) -> Remedy |
 def broken_early(engine: Engine, figures: Figures) -> Remedy | None:
     if figures["early_share"] < 0.5:
         return None
-    alike = 0.9 - figures["cached_share"]  # behind the difference, prompts go on alike: how far is not known
+    alike = 0.9 - figures["cached_share"]  # after the difference, prompts go on alike: how far is not known
     return with_advice(
         reuse(figures, alike),
-        "Put what differs (a date, a number, an id) behind what all prompts share: static text first. GET "
+        "Put what differs (a date, a number, an id) after what all prompts share: static text first. GET "
         "/engine/requests/ID says which token it is.",
     )
 
@@ -41,7 +41,7 @@ def reordered(engine: Engine, figures: Figures) -> Remedy | None:
     return with_advice(
         reuse(figures, 0.5 * (1.0 - figures["cached_share"])),
         "Keep one order of the parts that prompts share (documents, tools, examples): sorted by name, not by rank; or "
-        "put them behind what is always the same, and fewer of them.",
+        "put them after what is always the same, and fewer of them.",
     )
 
 
@@ -71,7 +71,7 @@ RULES = (
     Rule(
         "prefix_broken_early",
         BRANCH,
-        "Prompts differ in a short text near their beginning and go on alike: nothing behind it is found in the cache.",
+        "Prompts differ in a short text near their beginning and go on alike: nothing after it is found in the cache.",
         "ttft_p50_ms",
         ("early_share", "cached_share", "prompt_p50", "prefill_ms"),
         broken_early,

@@ -1,4 +1,4 @@
-"""TTFT is the problem, and prompts are not long: requests wait, for a row, for blocks, or behind another's prompt."""
+"""TTFT is the problem, and prompts are not long: requests wait, for a row, for blocks, or after another's prompt."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Estimate:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def decode(self, batch: int, context: int) -> StepTime:
-        """From token to token of each of ``batch`` requests behind ``context`` tokens. With stages the batch is cut
+        """From token to token of each of ``batch`` requests after ``context`` tokens. With stages the batch is cut
         into as many micro-batches, which follow one another through them."""
         pp = self.layout.pp
         if batch < 1:

@@ -22,7 +22,7 @@ class _Row:
     computed: int
 
     def upcoming(self, count: int) -> tuple[int, ...]:
-        """What follows the tokens that are computed; behind the end of the output, drafts that nobody takes."""
+        """What follows the tokens that are computed; after the end of the output, drafts that nobody takes."""
         start = self.computed - self.prompt_len
         return tuple(self.output[start : start + count]) + (0,) * max(0, start + count - len(self.output))
 

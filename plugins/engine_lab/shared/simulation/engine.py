@@ -58,7 +58,7 @@ class SimulatedEngine:
         self._foreseen: list[Timed] = []
         self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
         self._core = make_core(spec, self._device, self.clock)
-        self._behind = spec.plan.in_flight - 1
+        self._after = spec.plan.in_flight - 1
 
     def post(self, at_s: float, request: EngineRequest, output: Sequence[int]) -> None:
         """A message reaches the process, which reads it between two steps. ``output``: what the request, which has a
@@ -94,8 +94,8 @@ class SimulatedEngine:
 
     @property
     def _longest(self) -> int:
-        """Steps of the longest leap: those in flight behind it end later."""
-        return len(self._foreseen) - self._behind
+        """Steps of the longest leap: those in flight after it end later."""
+        return len(self._foreseen) - self._after
 
     def forget(self, request_id: str) -> Progress:
         """A request has ended."""

@@ -44,17 +44,17 @@ class FastForwardCore(EngineCore):
         self._cost = KnownCost(device.cost)
         self._simulated = device
         self._virtual = clock
-        self._behind = settings.in_flight - 1
+        self._after = settings.in_flight - 1
         """Steps in flight between two calls of :meth:`step`."""
         self._may_leap = not (
             plugins.drafter.max_width
-            or self._behind > 1
+            or self._after > 1
             or settings.limits.micro_batches > 1
             or any(group.forgets for group in settings.groups)
         )
 
     def foresee(self) -> list[Timed]:
-        """The next equal steps, in the order in which they end, and those in flight behind them: each brings every
+        """The next equal steps, in the order in which they end, and those in flight after them: each brings every
         running request one token, and none its last one. Empty: the next step is not like the last one."""
         rows = self._decoding()
         steps = self._within_blocks(rows, min(MOST_STEPS, min(map(_tokens_left, rows)) - 1)) if rows else 0
@@ -65,7 +65,7 @@ class FastForwardCore(EngineCore):
         for _ in range(steps):
             context += count
             timed.append(self._simulated.timed(timed[-1].done_s, StepWork(count, count, context)))
-        return timed if self._behind else timed[1:]
+        return timed if self._after else timed[1:]
 
     def leap(self, foreseen: list[Timed], num_steps: int) -> list[Sequence]:
         """Take the first ``num_steps`` of them. Returns whose tokens they brought."""
@@ -75,7 +75,7 @@ class FastForwardCore(EngineCore):
             sequence.tokens += output[done : done + num_steps]
         self._move_blocks(rows, num_steps)
         self._virtual.now = foreseen[num_steps - 1].done_s
-        self._move_in_flight(num_steps, foreseen[num_steps - 1 + self._behind])
+        self._move_in_flight(num_steps, foreseen[num_steps - 1 + self._after])
         for sequence in rows:
             assert sequence.lease is not None
             sequence.scheduled += num_steps
@@ -96,11 +96,11 @@ class FastForwardCore(EngineCore):
     def _decoding(self) -> list[Sequence]:
         """The running sequences in the order of the last step, if they all decoded in it and nobody else may join."""
         running, last = self._queues.running, self._simulated.last_rows
-        if not self._may_leap or not running or len(running) != len(last) or len(self._ledger) != self._behind:
+        if not self._may_leap or not running or len(running) != len(last) or len(self._ledger) != self._after:
             return []
         if (self._queues.waiting and self._pool.free_rows) or self._planner.suspects or self._outputs:
             return []
-        by_row = {s.row_id: s for s in running if s.decodes and s.num_outputs and s.pending == self._behind}
+        by_row = {s.row_id: s for s in running if s.decodes and s.num_outputs and s.pending == self._after}
         rows = [by_row[row.row_id] for row in last if row.num_tokens == 1 and row.samples and row.row_id in by_row]
         return rows if len(rows) == len(running) else []
 
@@ -137,7 +137,7 @@ class FastForwardCore(EngineCore):
     def _move_in_flight(self, num_steps: int, last: Timed) -> None:
         device = self._simulated
         results = device.leap(num_steps, last)
-        if not self._behind:
+        if not self._after:
             return
         step = self._ledger.oldest()
         plan = StepPlan(step.plan.plan_id + num_steps, (), device.last_rows)

@@ -15,7 +15,7 @@ class TraceRequest:
     prompt_tokens: int
     output_tokens: int
     block_hashes: tuple[int, ...] = ()
-    """Names of blocks of ``block_tokens`` tokens, of the prompt and, where the trace has them, of the output behind it.
+    """Names of blocks of ``block_tokens`` tokens, of the prompt and, where the trace has them, of the output after it.
     Each stands for all tokens up to its end; the last block may be partial. Empty: the text shares nothing."""
     block_tokens: int = 0
     session: str = ""

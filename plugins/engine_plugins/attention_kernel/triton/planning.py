@@ -38,7 +38,7 @@ class TileShape:
     max_registers: int | None = None
     """Per thread; ``None``: the assembler's choice."""
     block_r: int = 0
-    """Of the numbers of keys behind those that latent values are made of; 0: there are none."""
+    """Of the numbers of keys after those that latent values are made of; 0: there are none."""
 
     @property
     def options(self) -> dict[str, int]:

@@ -62,7 +62,7 @@ def key_range(
 
 @triton.jit
 def positions_of(ends_ptr, packed, first_token, q_len, kv_len, GROUP: tl.constexpr):
-    """The last key that each packed query sees; -1: none. ``ends_ptr``: int32 ``[num_tokens]``, the one behind it, of
+    """The last key that each packed query sees; -1: none. ``ends_ptr``: int32 ``[num_tokens]``, the one after it, of
     each token, where ranks share out the keys; ``None``: the last query of a row sees its last key."""
     if ends_ptr is None:
         return kv_len - q_len + packed // GROUP
@@ -185,7 +185,7 @@ def load_queries(
     q_ptr, first_token, kv_head, packed, num_packed, stride_token, stride_head,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """``[BLOCK_M, BLOCK_D]``: dimensions ``0 .. VALUE_DIM``, and ``[BLOCK_M, BLOCK_R]``: those behind them; without any
+    """``[BLOCK_M, BLOCK_D]``: dimensions ``0 .. VALUE_DIM``, and ``[BLOCK_M, BLOCK_R]``: those after them; without any
     (``BLOCK_R`` 0) the first twice."""
     known = (packed < num_packed)[:, None]
     at = query_offsets(first_token, kv_head, packed, stride_token, stride_head, GROUP, BLOCK_D)

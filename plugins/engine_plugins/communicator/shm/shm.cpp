@@ -154,7 +154,7 @@ bool reduce_scatter(Communicator& self, Group& group, uint64_t call, const T* x,
     return true;
 }
 
-// A rank's tensors one behind the other, in front of them their sizes: what it shows piece by piece.
+// A rank's tensors one after the other, in front of them their sizes: what it shows piece by piece.
 struct Stream {
     const int64_t* sizes;  // [count], in bytes
     const char* const* parts;
@@ -213,7 +213,7 @@ constexpr uint32_t MOST_AT_ONCE = RING_LINES / 4;  // so that one rank writes wh
 
 uint32_t lines_of(int64_t bytes) { return std::min<int64_t>((bytes + LINE - 1) / LINE, MOST_AT_ONCE); }
 
-// Bytes of a message into its ring, or out of it: in parts that lie behind one another there. `others`: the word that
+// Bytes of a message into its ring, or out of it: in parts that lie after one another there. `others`: the word that
 // says how far the other rank is; `ahead`: how far it must be ahead of `at` for one line.
 template <typename Move>
 bool through_ring(Communicator& self, int peer, Word& others, uint32_t ahead, Word& own, uint32_t& at, int64_t bytes,

@@ -51,7 +51,7 @@ class Eagle3Facts:
     fc_norm: bool
     """One norm for each aux hidden state (EAGLE 3.1)."""
     norm_output: bool
-    """The next step is handed the hidden state behind the final norm (EAGLE 3.1)."""
+    """The next step is handed the hidden state after the final norm (EAGLE 3.1)."""
     quantization: Mapping[str, Any] | None
 
     def graph(self) -> Graph:

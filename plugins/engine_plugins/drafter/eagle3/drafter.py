@@ -49,7 +49,7 @@ class Eagle3Drafter:
         self.kv: DrafterKV | None = DrafterKV((KVSpec(facts.num_kv_heads, facts.head_dim),) * facts.num_layers)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
         self._hidden = torch.empty(0)
-        """Behind the last layer, for every token of the last step."""
+        """After the last layer, for every token of the last step."""
 
     def start(self, engine: DraftEngine) -> None:
         head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
@@ -58,7 +58,7 @@ class Eagle3Drafter:
         self._chain = engine.chain(head.next, first=head.logits, ids=head.ids)
 
     def extend(self, step: TargetStep) -> None:
-        if step.drafts_follow or self._facts.num_layers > 1:  # what layers behind the first keep is made of its output
+        if step.drafts_follow or self._facts.num_layers > 1:  # what layers after the first keep is made of its output
             self._hidden = self._sync(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
         else:
             self._sync_keys(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
@@ -111,7 +111,7 @@ class Eagle3Head:
         return self.run(next_tokens, self.fuse(aux), metadata)
 
     def sync_keys(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> None:
-        """The same where nobody drafts behind: the keys and values of the first layer alone."""
+        """The same where nobody drafts after: the keys and values of the first layer alone."""
         self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(aux))), metadata)
 
     def next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def test_engines_answer_alike_and_the_counts_add_up(tmp_path, prompts, capsys):
         assert figures["draft_ms"] > 0 and figures["slowdown_bound"] >= figures["slowdown"] > 0
         tau = figures["tokens_per_step"]
         assert figures["ideal"] == pytest.approx(tau / (figures["drafting_cost"] + figures["verify_cost"]))
-        # What drafts bring is in the tokens, but for those behind the end of an answer.
+        # What drafts bring is in the tokens, but for those after the end of an answer.
         assert 1 <= tau <= 1 + figures["accepted"] / figures["decode_steps"] + 1e-9
     assert any(row["figures"]["accepted"] for row in result["rows"])
     assert "all 20 answers equal those without drafts, token for token" in " ".join(capsys.readouterr().out.split())

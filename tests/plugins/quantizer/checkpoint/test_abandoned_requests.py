@@ -99,7 +99,7 @@ def idle_stats(port: int) -> dict[str, Any]:
 
 @few(1)
 @pytest.mark.parametrize("name", PLANS)
-def test_streams_that_are_abandoned_leave_no_block_behind_and_change_no_answer(name: str, tmp_path: Path) -> None:
+def test_streams_that_are_abandoned_leave_no_block_after_and_change_no_answer(name: str, tmp_path: Path) -> None:
     case, words = PLANS[name]
     with serving(quantized_bundled(tmp_path / "model", case), *words) as port:
         alone = [complete(port, number) for number in range(len(PROMPTS))]

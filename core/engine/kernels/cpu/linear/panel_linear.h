@@ -17,7 +17,7 @@ namespace {
 constexpr int PANEL = 16;  // outputs of a panel
 constexpr int PAIR = 2 * PANEL;
 
-// What stays the same from call to call; mirrored in panel_linear.py. Formats that need more add it behind.
+// What stays the same from call to call; mirrored in panel_linear.py. Formats that need more add it after.
 struct PanelLinear {
     int64_t in_features;   // of the weight, with its padding
     int64_t out_features;  // columns of y
@@ -78,7 +78,7 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
 //     int64_t block(rows)                how many of the rows that are left to take next, at most BLOCK_ROWS
 //     int64_t stretch()                  inputs to take at a time where there are more rows than BLOCK_ROWS
 //     void add_products(row, rows, pair, begin, end, sums)       row: of the call; where `begin` is 0, sums are set
-//     void complete(row, rows, pair, sums)                       behind the last inputs: sums become float32
+//     void complete(row, rows, pair, sums)                       after the last inputs: sums become float32
 
 // Of a kernel whose sums are in float32, and added to.
 struct FloatSums {

@@ -23,7 +23,7 @@ MOVES = 1, 2, 4
 
 
 class PanelLinear(ctypes.Structure):
-    """``PanelLinear`` of ``panel_linear.h``. One derived from it adds its fields behind these, as C++ does."""
+    """``PanelLinear`` of ``panel_linear.h``. One derived from it adds its fields after these, as C++ does."""
 
     _fields_: ClassVar[Sequence[tuple[str, type[Any]]]] = (
         ("in_features", INT64),

@@ -1,6 +1,6 @@
 """Dynamo's request traces, ``dynamo.request.trace.v1`` as JSONL: what its frontend saw of requests that have ended.
 
-Requests of one ``agent_context.session_id`` follow each other: as long behind the end of the one before as it was.
+Requests of one ``agent_context.session_id`` follow each other: as long after the end of the one before as it was.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mooncake's JSONL (Qin et al., arXiv:2407.00079), and what Dynamo adds: sessions, delays and requests to wait for.
 
 A line has ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids`` of blocks of 512 tokens. Lines of
-one ``session_id`` follow each other: a turn is sent ``delay`` ms behind the answer to the one before it, or, without a
-delay, as long behind it as their time stamps are apart. ``wait_for`` names requests by ``request_id``.
+one ``session_id`` follow each other: a turn is sent ``delay`` ms after the answer to the one before it, or, without a
+delay, as long after it as their time stamps are apart. ``wait_for`` names requests by ``request_id``.
 """
 
 from __future__ import annotations

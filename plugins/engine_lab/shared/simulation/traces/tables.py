@@ -37,7 +37,7 @@ def read_burstgpt(lines: Iterable[Line]) -> Iterator[TraceRequest]:
 
 
 def _rows(lines: Iterable[Line]) -> Iterator[tuple[Line, dict[str, str]]]:
-    """The lines behind the first one, which names the columns."""
+    """The lines after the first one, which names the columns."""
     names: list[str] | None = None
     for line in lines:
         (values,) = csv.reader([line.text])

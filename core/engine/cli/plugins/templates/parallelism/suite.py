@@ -41,7 +41,7 @@ def test_it_fulfils_the_contract(launcher: MineParallelism) -> None:
     assert isinstance(launcher, Launcher)
 
 
-def test_every_rank_has_a_worker_behind_a_connection_of_its_own(launcher: MineParallelism) -> None:
+def test_every_rank_has_a_worker_after_a_connection_of_its_own(launcher: MineParallelism) -> None:
     workers = launcher.launch(JOBS, start(sys.executable, "-c", ECHO), 10.0)
     assert [worker.rank for worker in workers] == [1, 2]
     assert [ask(worker) for worker in workers] == [b"rank 1: hello", b"rank 2: hello"]
