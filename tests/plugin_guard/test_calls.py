@@ -14,6 +14,7 @@ from engine.plugin_guard.calls import (
     by_plugin,
     contract_error,
     describe_error,
+    error_line,
     name_of,
     named,
     noting,
@@ -197,3 +198,12 @@ def test_a_value_in_a_message_is_short_and_on_one_line() -> None:
 
     assert quote("a\nb") == "'a\\nb'" and len(quote("x" * 1000)) < 130 and "Bad" in quote(Bad())
     assert str(contract_error(Plain(), "pack", "returned 3")) == "Plain: pack() returned 3"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_ours"), [("engine.contracts.quantizer", True), ("engine.gone", True), ("json", False)]
+)
+def test_a_name_that_the_engine_no_longer_has_leads_to_its_changelog(source, is_ours):
+    with pytest.raises(ImportError) as raised:
+        exec(f"from {source} import NotThere")
+    assert ("CHANGELOG.md says what changed for plugins" in error_line(raised.value)) == is_ours

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar
 
+from engine.version import VERSION
+
 MOST_SHOWN = 120
 """Characters of a value that a message repeats."""
 MOST_SAID = 400
@@ -130,11 +132,14 @@ def describe_error(error: BaseException, plugin: object = None, call: str = "") 
 
 
 def error_line(error: BaseException) -> str:
-    """``ValueError: what it says``, on one line and not long."""
+    """``ValueError: what it says``, on one line and not long. Of a module or name of the engine that is not there, it
+    says where changes of the plugin interface are listed."""
     try:
         said = " ".join(str(error).split())[:MOST_SAID]
     except Exception:
         said = "its text cannot be read"
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "engine":
+        said += f"; this is engine {VERSION}, whose CHANGELOG.md says what changed for plugins"
     return type(error).__name__ + (f": {said}" if said else "")
 
 
