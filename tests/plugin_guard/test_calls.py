@@ -205,5 +205,5 @@ def test_a_value_in_a_message_is_short_and_on_one_line() -> None:
 )
 def test_a_name_that_the_engine_no_longer_has_leads_to_its_changelog(source, is_ours):
     with pytest.raises(ImportError) as raised:
-        exec(f"from {source} import NotThere")
+        exec(f"from {source} import NotThere")  # noqa: S102
     assert ("CHANGELOG.md says what changed for plugins" in error_line(raised.value)) == is_ours

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar
 
-from engine.version import VERSION
-
 MOST_SHOWN = 120
 """Characters of a value that a message repeats."""
 MOST_SAID = 400
@@ -139,7 +137,7 @@ def error_line(error: BaseException) -> str:
     except Exception:
         said = "its text cannot be read"
     if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "engine":
-        said += f"; this is engine {VERSION}, whose CHANGELOG.md says what changed for plugins"
+        said += "; the engine's CHANGELOG.md says what changed for plugins"
     return type(error).__name__ + (f": {said}" if said else "")
 
 
