@@ -5,9 +5,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,29 +65,7 @@ LONGEST = (
 """Files that take longest, in that order."""
 
 
-def _compose_once() -> None:
-    """Have Hydra compose the same groups of our own plugins once: it takes longer than starting a tiny engine. What has
-    plugins or YAML from elsewhere is composed each time."""
-    from engine.assembly.compose.composer import Composer
-
-    compose, kept = Composer.compose, list[tuple[Any, Any]]()
-
-    def composed(self: Composer, groups: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-        offers = self._discovered.offers
-        if self.searchpaths or any(offer.is_third_party for offer in offers):
-            return compose(self, groups)
-        key = (list(groups), offers)
-        for known, result in kept:
-            if known == key:
-                return result
-        kept.append((key, compose(self, groups)))
-        return kept[-1][1]
-
-    Composer.compose = composed  # type: ignore[method-assign]
-
-
 def pytest_configure() -> None:
-    _compose_once()
     if "TRITON_INTERPRET" in os.environ:
         from tests.interpreted import quicken
 

@@ -295,6 +295,16 @@ def test_faulty_yaml_is_a_message_not_a_traceback(tmp_path, text, words, builtin
     assert words in " ".join(problems(["scheduler=bad"], builtins, config_dirs=[tmp_path]))
 
 
+def test_what_changed_in_a_folder_is_composed_anew(tmp_path, builtins):
+    file = tmp_path / "scheduler" / "tiny.yaml"
+    file.parent.mkdir()
+    for requests in (2, 31, 2):
+        file.write_text(f"plugin: static\nmax_requests: {requests}\n")
+        assert picked(compose(["scheduler=tiny"], builtins, [tmp_path]), "scheduler").config["max_requests"] == requests
+    file.unlink()
+    assert "tiny" in problems(["scheduler=tiny"], builtins, config_dirs=[tmp_path])[0]
+
+
 def test_yaml_cannot_add_a_top_level_key(tmp_path, builtins):
     (tmp_path / "preset").mkdir()
     (tmp_path / "preset" / "odd.yaml").write_text("# @package _global_\noverlapp: true\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -21,13 +21,36 @@ from engine.contracts.config import Settings
 from engine.contracts.slots import SLOTS
 
 SETTINGS_NODE = "engine_settings"
+MOST_KEPT = 256
+"""Compositions of this process."""
+
+_composed: dict[Hashable, tuple[Any, Mapping[str, Any]]] = {}
 
 
 class Composer(Catalogue):
     """The shelf, with Hydra set up to compose from it."""
 
-    def compose(self, groups: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-        """The composed tree, and the option chosen for each group."""
+    def __init__(self, discovered: Discovered, config_dirs: Sequence[Path], picked: Mapping[str, str]) -> None:
+        """``picked``: by slot, ``dist:name`` of the plugin whose schema an ambiguous name has."""
+        super().__init__(discovered, config_dirs)
+        self.picked = picked
+
+    def compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
+        """The composed tree, which nobody changes, and the option chosen for each group. Hydra takes longer than a
+        tiny engine takes to start, so what it made of the same groups, plugins and files is kept."""
+        key = (tuple(groups), self._schemas(), self.files())
+        if key not in _composed:
+            if len(_composed) == MOST_KEPT:
+                _composed.clear()
+            _composed[key] = self._compose(groups)
+        return _composed[key]
+
+    def _schemas(self) -> tuple[Hashable, ...]:
+        """What decides the schema of every option."""
+        offers = ((offer.slot, offer.qualified, offer.config_class) for offer in self._discovered.offers)
+        return (*offers, *self.picked.items())
+
+    def _compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
         import yaml
         from hydra import compose
         from hydra.errors import HydraException
@@ -57,7 +80,7 @@ def open_composer(
     from hydra.core.global_hydra import GlobalHydra
 
     version = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
-    composer = Composer(discovered, config_dirs)
+    composer = Composer(discovered, config_dirs, _picked(parsed))
     store, instance = ConfigStore.instance(), GlobalHydra.instance()
     before_store, before_hydra = store.repo, instance.hydra
     store.repo = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET)}
@@ -66,7 +89,7 @@ def open_composer(
         with warnings.catch_warnings(), hydra.initialize_config_dir(str(conf_dir()), job_name="engine", **version):
             warnings.simplefilter("ignore")
             store.store(SETTINGS_NODE, _root_schema(), package="_global_")
-            _store_providers(store, composer, discovered, _picked(parsed))
+            _store_providers(store, composer, discovered)
             yield composer
     finally:
         store.repo = before_store
@@ -82,11 +105,12 @@ def _picked(parsed: Sequence[Override]) -> dict[str, str]:
     }
 
 
-def _store_providers(store: Any, catalogue: Catalogue, discovered: Discovered, picked: Mapping[str, str]) -> None:
+def _store_providers(store: Any, composer: Composer, discovered: Discovered) -> None:
     """Each plugin's dataclass as option ``<slot>/<name>``, unless YAML of that name exists (Hydra would match the
     two by name, and differently in each version)."""
     for slot in SLOTS:
-        for name in set(discovered.names(slot)) - catalogue.in_yaml(slot):
+        for name in set(discovered.names(slot)) - composer.in_yaml(slot):
+            picked = composer.picked
             offers = discovered.named(slot, picked[slot]) if picked.get(slot, "").endswith(f":{name}") else ()
             offer = (offers or discovered.named(slot, name))[0]
             node = {"plugin": name, **_defaults_of(offer)}
