@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from engine.counters import declared
 from engine_lab.alerts.history import History
 from engine_lab.alerts.slo import SLO_CLASSES
 from engine_lab.alerts.terms import (
@@ -75,7 +76,7 @@ def names(table: Iterable[Rule]) -> frozenset[str]:
 
 
 def _latency() -> Iterator[Rule]:
-    ttft = "engine_ttft_seconds"
+    ttft = declared.TTFT.name
     p50, enough = quantile(0.5, ttft, "30m"), Condition(increase(f"{ttft}_count", "5m"), ">=", MIN_REQUESTS)
     yield Rule(
         "EngineTtftTail",
@@ -124,29 +125,29 @@ def _resources(options: RuleOptions) -> Iterator[Rule]:
         TICKET,
         "The KV cache is more than 90 % in use and requests wait.",
         "Quantize keys and values or weights, limit max_tokens, or add an engine.",
-        (Condition(gauge("engine_kv_used_ratio"), ">", 0.9), Condition(gauge("engine_requests_waiting"), ">", 0)),
+        (Condition(gauge(declared.KV_USED.name), ">", 0.9), Condition(gauge(declared.WAITING.name), ">", 0)),
         "2m",
     )
     if options.rag:
-        queries = "engine_prefix_cache_queries_total"
+        queries = declared.QUERIES.name
         yield Rule(
             "EnginePrefixHitsLow",
             TICKET,
             "Less than 60 % of prompt tokens were found in the prefix cache over 30 minutes.",
             "Put what prompts share first; GET /engine/requests/ID says where a prompt began to differ.",
             (
-                Condition(ratio("engine_prefix_cache_hits_total", queries, "30m"), "<", 0.6),
+                Condition(ratio(declared.HITS.name, queries, "30m"), "<", 0.6),
                 Condition(increase(queries, "30m"), ">=", MIN_TOKENS),
             ),
         )
-    chains = "engine_draft_chains_total"
+    chains = declared.CHAINS.name
     yield Rule(
         "EngineAcceptanceLow",
         TICKET,
         "Fewer than 0.5 draft tokens are accepted per verification over 30 minutes.",
         "The drafter does not fit the model or the text: try another, or drafter=none.",
         (
-            Condition(ratio("engine_accepted_tokens_total", chains, "30m"), "<", 0.5),
+            Condition(ratio(declared.ACCEPTED.name, chains, "30m"), "<", 0.5),
             Condition(increase(chains, "30m"), ">=", MIN_CHAINS),
         ),
     )
@@ -162,7 +163,7 @@ def _operation(options: RuleOptions) -> Iterator[Rule]:
         (Condition(up, "==", 0),),
         "1m",
     )
-    failed = increase('engine_requests_total{finish_reason="error"}', "5m")
+    failed = increase(f'{declared.FINISHED.name}{{finish_reason="error"}}', "5m")
     yield Rule(
         "EngineRequestsFailed",
         TICKET,
@@ -170,7 +171,7 @@ def _operation(options: RuleOptions) -> Iterator[Rule]:
         "The server's log says which.",
         (Condition(failed, ">", 0),),
     )
-    dropped = increase("engine_dropped_events_total", "5m")
+    dropped = increase(declared.DROPPED.name, "5m")
     yield Rule(
         "EngineEventsDropped",
         TICKET,

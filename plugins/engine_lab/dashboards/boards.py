@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from engine.counters import declared
 from engine_lab.dashboards.model import Dashboard, Panel, Query, Row
 from engine_lab.dashboards.queries import gauge, mean, quantile, quantiles, rate, selected, share
 
-ENDED = "engine_requests_total"
-PROMPT, OUTPUT = "engine_prompt_tokens_total", "engine_generation_tokens_total"
-TTFT, ITL, E2E = "engine_ttft_seconds", "engine_itl_seconds", "engine_e2e_seconds"
+ENDED = declared.FINISHED.name
+PROMPT, OUTPUT = declared.PROMPT.name, declared.GENERATION.name
+TTFT, ITL, E2E = declared.TTFT.name, declared.ITL.name, declared.E2E.name
 ATTAINED = share(f"{TTFT}_bucket", f"{TTFT}_count", 'le="$ttft_slo"')
 FAILED = share(ENDED, ENDED, 'finish_reason="error"')
 UNREACHABLE = 'count(up{job=~"$job",instance=~"$instance"} == 0) or vector(0)'
@@ -26,23 +27,23 @@ def latency(title: str, histogram: str, says: str = "") -> Panel:
 LATENCIES = (
     latency("TTFT", TTFT, "Arrival at the server to the first token leaving for the client."),
     latency("ITL", ITL, "Between two output tokens."),
-    latency("TPOT", "engine_tpot_seconds", "(E2E - TTFT) / (output tokens - 1), of a sequence."),
+    latency("TPOT", declared.TPOT.name, "(E2E - TTFT) / (output tokens - 1), of a sequence."),
     latency("E2E", E2E),
-    latency("Queue", "engine_queue_seconds", "Submission to the first step."),
+    latency("Queue", declared.QUEUE.name, "Submission to the first step."),
 )
 RUNNING = Panel(
     "Requests in the engine",
     (
-        Query(gauge("engine_requests_running"), "running"),
-        Query(gauge("engine_requests_waiting"), "waiting"),
+        Query(gauge(declared.RUNNING.name), "running"),
+        Query(gauge(declared.WAITING.name), "waiting"),
     ),
     "short",
 )
-KV_USED = Panel("KV cache in use", one(gauge("engine_kv_used_ratio", "max", "instance"), "{{instance}}"), "percentunit")
-PREEMPTIONS = Panel("Preemptions", one(rate("engine_preemptions_total"), "preemptions"), "ops")
+KV_USED = Panel("KV cache in use", one(gauge(declared.KV_USED.name, "max", "instance"), "{{instance}}"), "percentunit")
+PREEMPTIONS = Panel("Preemptions", one(rate(declared.PREEMPTIONS.name), "preemptions"), "ops")
 HITS = Panel(
     "Prompt tokens found in the prefix cache",
-    one(share("engine_prefix_cache_hits_total", "engine_prefix_cache_queries_total"), "found"),
+    one(share(declared.HITS.name, declared.QUERIES.name), "found"),
     "percentunit",
 )
 
@@ -56,16 +57,16 @@ OVERVIEW = Dashboard(
                 Panel("Requests", one(rate(ENDED)), "reqps", "stat"),
                 Panel("Prompt tokens a second", one(rate(PROMPT)), "short", "stat"),
                 Panel("Output tokens a second", one(rate(OUTPUT)), "short", "stat"),
-                Panel("Engines", one(f"count({selected('engine_requests_running')})"), "short", "stat"),
+                Panel("Engines", one(f"count({selected(declared.RUNNING.name)})"), "short", "stat"),
                 Panel("Unreachable", one(UNREACHABLE), "short", "stat", steps=((1, "red"),)),
                 Panel("Failed", one(FAILED), "percentunit", "stat", steps=((0.001, "orange"), (0.01, "red"))),
                 Panel("TTFT P95", one(quantile(0.95, TTFT)), "s", "stat"),
                 Panel("ITL P95", one(quantile(0.95, ITL)), "s", "stat"),
                 Panel("E2E P95", one(quantile(0.95, E2E)), "s", "stat"),
                 Panel("TTFT within $ttft_slo s", one(ATTAINED), "percentunit", "stat"),
-                Panel("Waiting", one(gauge("engine_requests_waiting")), "short", "stat"),
+                Panel("Waiting", one(gauge(declared.WAITING.name)), "short", "stat"),
                 Panel(
-                    "KV cache", one(gauge("engine_kv_used_ratio", "max")), "percentunit", "stat",
+                    "KV cache", one(gauge(declared.KV_USED.name, "max")), "percentunit", "stat",
                     steps=((0.9, "red"),),
                 ),
             ),
@@ -78,15 +79,15 @@ OVERVIEW = Dashboard(
                 Panel(
                     "A step",
                     (
-                        Query(mean("engine_step_device_seconds"), "device"),
-                        Query(mean("engine_step_host_seconds"), "host"),
-                        Query(mean("engine_step_gap_seconds"), "device idle before it"),
+                        Query(mean(declared.STEP_DEVICE.name), "device"),
+                        Query(mean(declared.STEP_HOST.name), "host"),
+                        Query(mean(declared.STEP_GAP.name), "device idle before it"),
                     ),
                     "s",
                     says="Means. With overlap the host works while the device does.",
                 ),
-                Panel("Requests in a step", quantiles("engine_step_requests"), "short"),
-                Panel("Tokens computed", one(rate("engine_step_tokens_total", by="kind"), "{{kind}}"), "short"),
+                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS.name), "short"),
+                Panel("Tokens computed", one(rate(declared.STEP_TOKENS.name, by="kind"), "{{kind}}"), "short"),
             ),
         ),
     ),
@@ -101,8 +102,8 @@ REQUESTS = Dashboard(
             "What came of them",
             (
                 Panel("Ended", one(rate(ENDED, by="finish_reason"), "{{finish_reason}}"), "reqps"),
-                Panel("Refused", one(rate("engine_rejected_total", by="status"), "{{status}}"), "reqps"),
-                Panel("Aborted", one(share("engine_aborts_total", ENDED), "of all that ended"), "percentunit"),
+                Panel("Refused", one(rate(declared.REJECTED.name, by="status"), "{{status}}"), "reqps"),
+                Panel("Aborted", one(share(declared.ABORTS.name, ENDED), "of all that ended"), "percentunit"),
             ),
         ),
         Row(
@@ -115,9 +116,9 @@ REQUESTS = Dashboard(
                 ),
                 Panel("TTFT", one(rate(f"{TTFT}_bucket", by="le"), "{{le}}"), "s", "heatmap"),
                 Panel("E2E", one(rate(f"{E2E}_bucket", by="le"), "{{le}}"), "s", "heatmap"),
-                latency("Prefill", "engine_prefill_seconds", "Of requests that ended with stop or length."),
-                latency("Decode", "engine_decode_seconds", "Of the same."),
-                latency("Queue", "engine_queue_seconds", "Of all that ended."),
+                latency("Prefill", declared.PREFILL.name, "Of requests that ended with stop or length."),
+                latency("Decode", declared.DECODE.name, "Of the same."),
+                latency("Queue", declared.QUEUE.name, "Of all that ended."),
             ),
         ),
         Row(
@@ -141,7 +142,7 @@ KV = Dashboard(
                 KV_USED,
                 Panel(
                     "By group of layers",
-                    one(gauge("engine_kv_group_used_ratio", "max", "instance, group"), "{{instance}} {{group}}"),
+                    one(gauge(declared.KV_GROUP_USED.name, "max", "instance, group"), "{{instance}} {{group}}"),
                     "percentunit",
                 ),
                 RUNNING,
@@ -155,14 +156,14 @@ KV = Dashboard(
                 Panel(
                     "Prompt tokens",
                     (
-                        Query(rate("engine_prefix_cache_queries_total"), "looked up"),
-                        Query(rate("engine_prefix_cache_hits_total"), "found"),
+                        Query(rate(declared.QUERIES.name), "looked up"),
+                        Query(rate(declared.HITS.name), "found"),
                     ),
                     "short",
                 ),
                 Panel(
                     "Prefill tokens computed for each prompt token",
-                    one(share("engine_step_tokens_total", PROMPT, 'kind="prefill"'), "computed"),
+                    one(share(declared.STEP_TOKENS.name, PROMPT, 'kind="prefill"'), "computed"),
                     "short",
                     says="Below 1 by what the prefix cache found, above by what was preempted and computed again.",
                 ),
@@ -174,7 +175,7 @@ KV = Dashboard(
 DRAFTED, ACCEPTED, CHAINS = (
     f"engine_{name}_total" for name in ("drafted_tokens", "accepted_tokens", "draft_chains")
 )  # fmt: skip
-TRIED_AT, ACCEPTED_AT = (f"engine_draft_tokens_{name}_per_position_total" for name in ("tried", "accepted"))
+TRIED_AT, ACCEPTED_AT = declared.TRIED.name, declared.ACCEPTED_AT.name
 
 SPECULATION = Dashboard(
     "engine-speculation",
@@ -203,11 +204,11 @@ SPECULATION = Dashboard(
             (
                 Panel(
                     "Share of step time in the drafter",
-                    one(share("engine_draft_seconds_total", "engine_step_seconds_sum"), "drafter"),
+                    one(share(declared.DRAFTING.name, f"{declared.STEP.name}_sum"), "drafter"),
                     "percentunit",
                 ),
                 latency("ITL", ITL),
-                Panel("Requests in a step", quantiles("engine_step_requests"), "short"),
+                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS.name), "short"),
             ),
         ),
     ),

@@ -9,26 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.contracts.findings import EngineReader
+from engine.counters import declared
 from engine_lab.shared.live import Sample, metrics_of, plan_of
 
 REQUESTS = 32
 """That ended last, of which the slowest are shown."""
 COUNTERS = {
-    "output_tokens": ("engine_ttft_seconds_count", "engine_itl_seconds_count"),
-    "prefill_tokens": ("engine_step_tokens_total{kind=prefill}",),
-    "requests": ("engine_requests_total",),
-    "steps": ("engine_step_seconds_count",),
-    "rows": ("engine_step_requests_sum",),
-    "step_s": ("engine_step_seconds_sum",),
-    "host_s": ("engine_step_host_seconds_sum",),
-    "device_s": ("engine_step_device_seconds_sum",),
-    "gap_s": ("engine_step_gap_seconds_sum",),
-    "queries": ("engine_prefix_cache_queries_total",),
-    "hits": ("engine_prefix_cache_hits_total",),
-    "drafted": ("engine_drafted_tokens_total",),
-    "accepted": ("engine_accepted_tokens_total",),
-    "chains": ("engine_draft_chains_total",),
-    "preemptions": ("engine_preemptions_total",),
+    "output_tokens": (f"{declared.TTFT.name}_count", f"{declared.ITL.name}_count"),
+    "prefill_tokens": (f"{declared.STEP_TOKENS.name}{{kind=prefill}}",),
+    "requests": (declared.FINISHED.name,),
+    "steps": (f"{declared.STEP.name}_count",),
+    "rows": (f"{declared.STEP_REQUESTS.name}_sum",),
+    "step_s": (f"{declared.STEP.name}_sum",),
+    "host_s": (f"{declared.STEP_HOST.name}_sum",),
+    "device_s": (f"{declared.STEP_DEVICE.name}_sum",),
+    "gap_s": (f"{declared.STEP_GAP.name}_sum",),
+    "queries": (declared.QUERIES.name,),
+    "hits": (declared.HITS.name,),
+    "drafted": (declared.DRAFTED.name,),
+    "accepted": (declared.ACCEPTED.name,),
+    "chains": (declared.CHAINS.name,),
+    "preemptions": (declared.PREEMPTIONS.name,),
 }
 """What is counted, and the metrics it is the sum of. Output tokens are those that left, not those of ended requests."""
 

@@ -66,6 +66,11 @@ class TestConformanceWithVllmNames(ExporterConformance):
         return plain("vllm")
 
 
+def test_names_types_and_meanings_are_those_that_dashboards_were_made_for():
+    stated = Path(__file__).with_name("prometheus_metrics.txt").read_text().splitlines()
+    assert [line for line in make().render().splitlines() if line.startswith("# ")] == stated
+
+
 def test_every_family_has_a_type_a_help_text_and_the_model_label():
     exporter = make()
     exporter.export(one_of_each())
