@@ -17,7 +17,7 @@ import pytest
 from engine.assembly.assemble import configure, plan_for
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import bundled_dir
-from engine.service.trial import check_files
+from engine.service.start_check import check_files
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

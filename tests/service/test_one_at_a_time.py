@@ -1,4 +1,4 @@
-"""Long work is done one piece at a time, in turns of clients, and what waits for it is bounded."""
+"""Long work is done one piece at a time, fairly between clients, and what waits for it is bounded."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ import pytest
 
 from engine.service.addresses import network_of
 from engine.service.errors import ApiError
-from engine.service.one_at_a_time import Turns
+from engine.service.one_at_a_time import OneAtATime
 
 
 def on_a_loop(test):
@@ -22,11 +22,11 @@ def on_a_loop(test):
 
 @on_a_loop
 async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it():
-    turns, done = Turns("text", 1000), []
+    queue, done = OneAtATime("text", 1000), []
     first = asyncio.Event()
 
     async def work(client, size):
-        async with turns.turn(client, size):
+        async with queue.alone(client, size):
             await first.wait()
             done.append(client)
 
@@ -41,31 +41,31 @@ async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it
 
 @on_a_loop
 async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_client():
-    turns = Turns("text", 100)
-    async with turns.turn("a", 500):
+    queue = OneAtATime("text", 100)
+    async with queue.alone("a", 500):
         with pytest.raises(ApiError) as refusal:
-            async with turns.turn("a", 1):
+            async with queue.alone("a", 1):
                 pass
         assert refusal.value.kind == "overloaded"
-        waiting = asyncio.create_task(turns._begin("b", 500))
+        waiting = asyncio.create_task(queue._begin("b", 500))
         await asyncio.sleep(0)
         assert not waiting.done()
     await waiting
-    turns._end("b", 500)
-    async with turns.turn("a", 1):
+    queue._end("b", 500)
+    async with queue.alone("a", 1):
         pass
 
 
 @on_a_loop
 async def test_who_leaves_passes_the_turn_on():
-    turns = Turns("text", 100)
+    queue = OneAtATime("text", 100)
     tasks = []
 
     async def work():
-        async with turns.turn("a", 1):
+        async with queue.alone("a", 1):
             await asyncio.sleep(0)
 
-    async with turns.turn("b", 1):
+    async with queue.alone("b", 1):
         tasks = [asyncio.create_task(work()) for _ in range(5)]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -74,23 +74,23 @@ async def test_who_leaves_passes_the_turn_on():
     tasks[1].cancel()  # at the moment when it has the turn
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(end, asyncio.CancelledError) for end in ended] == [True, True, False, True, False]
-    async with asyncio.timeout(5), turns.turn("c", 1):
-        assert turns._sizes == {"c": 1}
+    async with asyncio.timeout(5), queue.alone("c", 1):
+        assert queue._sizes == {"c": 1}
 
 
 @on_a_loop
 async def test_work_that_nobody_waits_for_any_more_ends_before_the_next_begins():
-    turns, pool, running, go = Turns("text", 100), ThreadPoolExecutor(2), threading.Event(), threading.Event()
+    queue, pool, running, go = OneAtATime("text", 100), ThreadPoolExecutor(2), threading.Event(), threading.Event()
 
     def slow():
         running.set()
         go.wait(10)
 
-    left = asyncio.create_task(turns.run("a", 1, pool, slow))
+    left = asyncio.create_task(queue.run("a", 1, pool, slow))
     while not running.is_set():
         await asyncio.sleep(0.001)
     left.cancel()
-    after = asyncio.create_task(turns.run("b", 1, pool, int))
+    after = asyncio.create_task(queue.run("b", 1, pool, int))
     await asyncio.sleep(0.01)
     assert left.cancelled() and not after.done()
     go.set()

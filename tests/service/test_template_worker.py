@@ -12,8 +12,8 @@ import pytest
 
 from engine.assembly.errors import AssemblyError
 from engine.service.chat_template import TemplateFailed, TemplateSource
+from engine.service.start_check import load_tokenizer
 from engine.service.template_worker import TemplateWorker
-from engine.service.trial import load_tokenizer
 
 from .fakes import TOKENIZER_JSON, in_loop, make_plan
 

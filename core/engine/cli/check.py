@@ -27,7 +27,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     configured = configure(overrides_of(flags, overrides), flags.config_dir)
     report_failures(configured.discovered.failures)
     plan = plan_for(configured)
-    from engine.service.trial import check_files, try_plan
+    from engine.service.start_check import check_files, try_plan
 
     notes = check_files(plan)
     if flags.json:
@@ -37,7 +37,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
         print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), end="")
         if plan.layout.size > 1:
-            from engine.service.trial import describe_placement
+            from engine.service.start_check import describe_placement
 
             print(describe_placement(plan))
     for note in notes:

@@ -55,8 +55,8 @@ class RequestView:
     """Most tokens this request can ever have: prompt + max_tokens, capped by the model."""
     num_draft_tokens: int
     """Draft tokens the core wants verified on top of this request's last token if it decodes now (may be 0)."""
-    turn: int = 0
-    """Smaller runs earlier among equal priorities: clients take turns, each of them in the order of arrival."""
+    start_tag: int = 0
+    """Of start-time fair queuing between clients: smaller runs earlier among equal priorities."""
 
     @property
     def remaining(self) -> int:
@@ -66,7 +66,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything a scheduler may look at. Requests are ordered by (priority, turn, arrival)."""
+    """Everything a scheduler may look at. Requests are ordered by (priority, start_tag, arrival)."""
 
     running: tuple[RequestView, ...]
     """Requests that hold a row and have at least one token to compute."""

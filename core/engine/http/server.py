@@ -23,9 +23,9 @@ from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.machine import use
 from engine.service import logs
 from engine.service.errors import ApiError
+from engine.service.start_check import check_headers, load_tokenizer
 from engine.service.starting import StartReport
 from engine.service.tokenizer import Tokenizer
-from engine.service.trial import check_headers, load_tokenizer
 from engine.startup.memory.report import describe_start
 
 ABORT_S = 1.0

@@ -453,7 +453,7 @@ def _shown(spec: LinearSpec, part: int) -> str:
 
 
 def _halves(in_turns: Tensor, stored: StoredTensor) -> Tensor:
-    """Gates and then ups, which take turns."""
+    """Gates and then ups, which alternate."""
     axis = stored.shard_axes.get("out")
     if axis is None:
         return in_turns

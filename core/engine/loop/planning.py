@@ -197,7 +197,7 @@ class Planner:
             arrival=s.arrival,
             max_total=s.max_total,
             num_draft_tokens=self._num_drafts(s),
-            turn=s.turn,
+            start_tag=s.start_tag,
         )
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> Blocks:

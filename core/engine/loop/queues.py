@@ -10,7 +10,7 @@ from engine.loop.sequence import Sequence, Status
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return (sequence.request.priority, sequence.turn, sequence.arrival)
+    return (sequence.request.priority, sequence.start_tag, sequence.arrival)
 
 
 def _most_rows(num_rows: int) -> int:
@@ -19,21 +19,21 @@ def _most_rows(num_rows: int) -> int:
 
 
 class Queues:
-    """Sequences by status; both lists are ordered by (priority, turn, arrival), turns being fair between clients."""
+    """Sequences by status; both lists are ordered by (priority, start_tag, arrival), which is fair between clients."""
 
     def __init__(self, num_rows: int) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
-        self._turns = FairQueue()
+        self._fair = FairQueue()
         self._most_rows = _most_rows(num_rows)
         self._rows_held: Counter[str] = Counter()
         """By API request with several sequences."""
 
     def add(self, sequence: Sequence) -> None:
-        """A new request, at the place that its priority and its client's turn give it."""
+        """A new request, at the place that its priority and its start tag give it."""
         self.by_id[sequence.request_id] = sequence
-        sequence.turn = self._turns.join(sequence.request.client)
+        sequence.start_tag = self._fair.join(sequence.request.client)
         bisect.insort(self.waiting, sequence, key=_order)
 
     def admissible(self) -> list[Sequence]:
@@ -50,7 +50,7 @@ class Queues:
         self.waiting.remove(sequence)
         bisect.insort(self.running, sequence, key=_order)
         sequence.status = Status.RUNNING
-        self._turns.started(sequence.turn)
+        self._fair.started(sequence.start_tag)
         self._count_row(sequence, 1)
 
     def suspend(self, sequence: Sequence) -> None:
@@ -67,7 +67,7 @@ class Queues:
         else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
-        self._turns.leave(sequence.request.client)
+        self._fair.leave(sequence.request.client)
         del self.by_id[sequence.request_id]
 
     def _count_row(self, sequence: Sequence, change: int) -> None:

@@ -56,7 +56,7 @@ class Sequence:
     """For the next step: by a drafter on the host, or relayed by one on the device."""
     device_drafts: int = 0
     """How many drafts a drafter on the device will have left for the next step."""
-    turn: int = 0
+    start_tag: int = 0
     """Its start tag, see :class:`engine.loop.fair_queue.FairQueue`."""
     drafter_synced: bool = True
     """A drafter on the device has seen all its tokens: its keys are there, and drafts may be good."""

@@ -105,7 +105,7 @@ def fused_problems(op: Experts, headers: Mapping[str, StoredHeader], quantizer: 
             shape = shape[::-1] if op.fused.transposed and stored.suffix == "weight" else shape
             of_one[single] = StoredHeader(header.dtype, shape)
             if op.fused.interleaved and is_pair(layer) and not _takes_turns(stored, shape, layer):
-                problems.append(f"{name} has shape {list(header.shape)}: gates and ups take turns and share nothing")
+                problems.append(f"{name} has shape {list(header.shape)}: gates and ups alternate and share nothing")
         for problem in quantizer_problems(quantizer, [layer], of_one):
             for single in sorted(names, key=len, reverse=True):
                 problem = problem.replace(single, f"{names[single]}[expert]")
@@ -114,6 +114,6 @@ def fused_problems(op: Experts, headers: Mapping[str, StoredHeader], quantizer: 
 
 
 def _takes_turns(stored: StoredTensor, shape: tuple[int, ...], layer: LinearSpec) -> bool:
-    """Whether gates and ups in turns can be told apart: each output has numbers of its own, or all have the same."""
+    """Whether alternating gates and ups can be told apart: each output has numbers of its own, or all have the same."""
     axis = stored.shard_axes.get("out")
     return axis is None or (axis < len(shape) and shape[axis] == layer.out_features)

@@ -22,7 +22,7 @@ def pairs(layout: Layout) -> Iterator[tuple[int, int]]:
             yield rank, after
 
 
-def probe(communicator: Communicator, layout: Layout, rank: int, device: str, status: RankStatus) -> None:
+def check_pairs(communicator: Communicator, layout: Layout, rank: int, device: str, status: RankStatus) -> None:
     """A few bytes from each rank of a pair to the other. Raises :class:`CommunicatorError` naming the pair."""
     for pair in pairs(layout):
         if rank not in pair:

@@ -36,7 +36,7 @@ from engine.models.rotations import rotation_notes
 from engine.native import ahead
 from engine.ranks.context_parallel import Dealing
 from engine.ranks.exchange import Exchange
-from engine.ranks.meeting import probe
+from engine.ranks.meeting import check_pairs
 from engine.ranks.messages import RankInfo
 from engine.ranks.steps import RankStatus
 from engine.ranks.world import world_of
@@ -150,7 +150,7 @@ class Rank:
         def started() -> None:
             communicator.start(world_of(plan, self.rank, host), invitation)
             self.status.begun = lambda: communicator.begun
-            probe(communicator, plan.layout, self.rank, plan.device.kind, self.status)
+            check_pairs(communicator, plan.layout, self.rank, plan.device.kind, self.status)
 
         with self.phase("meet ranks"):
             self.worker.start(started)()

@@ -80,7 +80,7 @@ def make_view(
         return (whole, min(whole, most - held[-1]) if n > token_budget else whole)[: len(free)]
 
     def order(request: RequestView) -> tuple[int, int, int]:
-        return (request.priority, request.turn, request.arrival)
+        return (request.priority, request.start_tag, request.arrival)
 
     return SchedulerView(
         running=tuple(sorted(running, key=order)),

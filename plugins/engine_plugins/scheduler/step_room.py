@@ -20,7 +20,7 @@ from engine.contracts.step_cost import StepWork
 
 def importance(request: RequestView) -> tuple[int, int, int]:
     """Sort key: smaller is more important."""
-    return (request.priority, request.turn, request.arrival)
+    return (request.priority, request.start_tag, request.arrival)
 
 
 def decodes(request: RequestView) -> bool:

@@ -85,7 +85,7 @@ class Route(Op):
 class FusedExperts:
     """Names of tensors that hold all experts: ``gate_up [num_experts, 2 * size, in]``, gates first, and ``down
     [num_experts, out, size]``; biases have ``_bias`` after the name. ``transposed``: the last two axes are the other
-    way round; ``interleaved``: gates and ups take turns."""
+    way round; ``interleaved``: gates and ups alternate."""
 
     gate_up: str
     down: str

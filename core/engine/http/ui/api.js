@@ -97,11 +97,11 @@ async function* pieces(stream) {
 /** Calls `work` every `period_ms` while the page is visible, never twice at once, until the function returned is called. */
 export function poll(period_ms, work) {
   let stopped = false;
-  const turn = async () => {
+  const tick = async () => {
     if (stopped) return;
     if (!document.hidden) await work().catch(() => {});
-    if (!stopped) setTimeout(turn, period_ms);
+    if (!stopped) setTimeout(tick, period_ms);
   };
-  turn();
+  tick();
   return () => { stopped = true; };
 }

@@ -37,7 +37,7 @@ export function latencyScreen(samples = new Samples()) {
           h("thead", {}, h("tr", {}, ["", "P50", "P95", "P99", "n"].map((name) => h("th", { scope: "col", class: "number" }, name)))),
           table))));
 
-  async function turn() {
+  async function tick() {
     try {
       samples.add(Date.now() / 1000, await sampler.read());
       const rates = sampler.hasMetrics ? "" : " Tokens/s need exporter=[prometheus].";
@@ -64,7 +64,7 @@ export function latencyScreen(samples = new Samples()) {
     draw,
     show: () => {
       isShown = true;
-      stop ??= poll(PERIOD_MS, turn);
+      stop ??= poll(PERIOD_MS, tick);
       if (samples.at.length) draw();
     },
     hide: () => { isShown = false; },

@@ -117,12 +117,12 @@ def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) 
 
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
     index, dim = lowering.rotations.index(op), op.facts.rotary_dim or op.head_dim
-    turn = by_width(
+    rotate = by_width(
         lambda width: rotated_heads(width, op.head_dim, dim, op.facts.interleaved, lowering.dtype, op.start)
     )
 
     def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        made = tuple(turn(x.shape[1])(x, *context.rotations[index]) for x in inputs)
+        made = tuple(rotate(x.shape[1])(x, *context.rotations[index]) for x in inputs)
         return made if len(made) > 1 else made[0]
 
     return Lowered(rope, "compiled rotation", None)

@@ -151,13 +151,13 @@ def head_call(linear: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
     index = lowering.rotations.index(op)
-    turn, label = rotation(lowering, index)
+    rotate, label = rotation(lowering, index)
 
     def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.view(-1, x.shape[1] // op.head_dim, op.head_dim)
         if not op.start:
-            return turn(heads, cos, sin).flatten(1)
-        return torch.cat((heads[:, :, : op.start], turn(heads[:, :, op.start :], cos, sin)), dim=2).flatten(1)
+            return rotate(heads, cos, sin).flatten(1)
+        return torch.cat((heads[:, :, : op.start], rotate(heads[:, :, op.start :], cos, sin)), dim=2).flatten(1)
 
     def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         made = tuple(rotated(x, *context.rotations[index]) for x in inputs)

@@ -61,7 +61,7 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
     norm, packed = input_norm(lowering, what.norm, weights), weights.linear(what.qkv)
     head_norm = _head_norm(lowering, what, weights)
     index = None if what.rope is None else lowering.rotations.index(what.rope)
-    turn, turned = (None, "") if index is None else rotation(lowering, index)
+    rotate, rotated = (None, "") if index is None else rotation(lowering, index)
     num_heads, num_kv_heads = what.num_heads, what.num_kv_heads
     head_dim, rotated_heads, linear = what.head_dim, num_heads + num_kv_heads, packed.apply
     rotated_size, cache = rotated_heads * head_dim, lowering.first_cache + what.cache
@@ -72,13 +72,13 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         qk = qkv[:, :rotated_size].view(-1, rotated_heads, head_dim)
         if head_norm is not None:
             qk = head_norm(qk)
-        if turn is not None and index is not None:
-            qk = turn(qk, *context.rotations[index])
+        if rotate is not None and index is not None:
+            qk = rotate(qk, *context.rotations[index])
         v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
         context.kv.write(cache, context.slots(cache), qk[:, num_heads:], v)
         return qk[:, :num_heads].flatten(1)
 
-    labels = "" if what.norm is None else norm_label(lowering), packed.label, turned, "index_copy KV write"
+    labels = "" if what.norm is None else norm_label(lowering), packed.label, rotated, "index_copy KV write"
     return Lowered(qkv_rope_write, ", ".join(filter(None, labels)))
 
 

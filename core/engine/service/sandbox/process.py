@@ -121,13 +121,13 @@ class Sandbox:
     async def _ask_once(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._turns = loop, asyncio.Semaphore(len(self._children))
-        await self._turns.acquire()
-        asking = asyncio.ensure_future(self._ask(self._turns, frame, cpu_s, max_reply))
+            self._loop, self._vacant = loop, asyncio.Semaphore(len(self._children))
+        await self._vacant.acquire()
+        asking = asyncio.ensure_future(self._ask(self._vacant, frame, cpu_s, max_reply))
         asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else looks
         return await asyncio.shield(asking)  # a caller who leaves leaves a child that is about to answer
 
-    async def _ask(self, turns: asyncio.Semaphore, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+    async def _ask(self, vacant: asyncio.Semaphore, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
         try:
             taken = self._take()
             child = taken.result() if taken.done() else await asyncio.wrap_future(taken)
@@ -141,7 +141,7 @@ class Sandbox:
             finally:
                 self._give_back(child)
         finally:
-            turns.release()
+            vacant.release()
 
     def _start(self, child: _Child, cpu_s: float) -> None:
         try:

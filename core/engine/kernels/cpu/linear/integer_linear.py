@@ -103,7 +103,7 @@ def can_pack(weight: QuantizedWeight) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A weight as the kernels read it. A gate and up projection has its two halves in turns of 16 outputs.
+    """A weight as the kernels read it. A gate and up projection has its two halves interleaved by 16 outputs.
 
     ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
     32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
@@ -212,7 +212,7 @@ def _label(panels: Panels, activations: str, instructions: str) -> str:
 def _call(
     panels: Panels, activations: str, instructions: int, dtype: torch.dtype, columns: int, activation: int
 ) -> PanelCall:
-    """``dtype``: of activations; ``columns``: outputs in turns, or what gates make of them."""
+    """``dtype``: of activations; ``columns``: interleaved outputs, or what gates make of them."""
     form = format_of(panels.bits, panels.floating)
     arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
     if activations == "int8":

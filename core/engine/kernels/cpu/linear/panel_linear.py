@@ -66,7 +66,7 @@ class PanelCall:
 
 class PanelLayer:
     """A linear layer whose weights lie in panels, and the calls on them. A gate and up projection has its two halves in
-    turns of 16 outputs (:func:`in_turns`)."""
+    interleaved of 16 outputs (:func:`in_turns`)."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PanelLayer:
         return self._call(x.dtype, act or "").at(x, y, residual)
 
     def in_order(self, y: Tensor) -> Tensor:
-        """``[M, outputs in turns] -> [M, out]``"""
+        """``[M, interleaved outputs] -> [M, out]``"""
         return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
 
     def packed(
@@ -149,22 +149,22 @@ def whole_pairs(out_features: int, gated: bool) -> int:
 
 
 def in_turns(outputs: Tensor, gated: bool) -> Tensor:
-    """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
+    """``[out, ...]``, gates and ups interleaved, filled with zeros to whole pairs of panels."""
     outputs = interleaved(outputs) if gated else outputs
     pad = (0, 0) * (outputs.dim() - 1) + (0, -outputs.shape[0] % PAIR)
     return F.pad(outputs, pad).contiguous() if pad[-1] else outputs.contiguous()  # padding copies
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
-    """Rows of ``[gate, up]`` in turns of 16, each half padded to whole panels: one pair of panels then has the gates
+    """Rows of ``[gate, up]`` interleaved by 16, each half padded to whole panels: one pair of panels then has the gates
     and the ups of the same 16 outputs. ``[2 * size, ...] -> [2 * padded, ...]``."""
     gate, up = gate_up.chunk(2)
     pad = (0, 0) * (gate_up.dim() - 1) + (0, -gate.shape[0] % PANEL)
-    turns = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
-    return torch.stack(turns, dim=1).flatten(0, 2)
+    interleaved = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
+    return torch.stack(interleaved, dim=1).flatten(0, 2)
 
 
-def separated(turns: Tensor, size: int) -> Tensor:
+def separated(interleaved: Tensor, size: int) -> Tensor:
     """The inverse of :func:`interleaved`."""
-    pairs = turns.reshape(-1, 2, PANEL, *turns.shape[1:])
+    pairs = interleaved.reshape(-1, 2, PANEL, *interleaved.shape[1:])
     return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))
