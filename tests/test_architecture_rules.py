@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def is_deferred(node: ast.AST) -> bool:
     return in_function or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
 
 
+@cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 

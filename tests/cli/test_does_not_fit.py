@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.selection import few
 
 from engine import LLM
 from engine.assembly.errors import AssemblyError
@@ -13,6 +14,7 @@ from engine.assembly.errors import AssemblyError
 TOO_MUCH = ("device=cpu", "exporter=[]", "memory.kv_tokens=1000000000")
 
 
+@few(1)
 @pytest.mark.parametrize("words", [["serve", "server.port=0"], ["check", "--build"]])
 def test_a_command_ends_with_the_reason_and_what_would_help(words: list[str]) -> None:
     command = [sys.executable, "-m", "engine.cli.main", *words, *TOO_MUCH]

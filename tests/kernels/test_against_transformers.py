@@ -21,6 +21,7 @@ from transformers import (
 from engine.kernels.settings import Kernels
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.needs import needs_compiler
+from tests.selection import few
 
 TOLERANCE = 1e-4
 PROMPT, OUTPUT = 40, 32
@@ -99,6 +100,7 @@ def hf_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return out
 
 
+@few(20)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_tokens_equal_transformers(

@@ -94,7 +94,7 @@ def assert_idle(llm: LLM) -> None:
     assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("name", SETS)
 def test_greedy_tokens_are_those_of_the_baseline(
     name: str, engines: Callable[..., LLM], reference: Callable[..., Outputs]
@@ -107,7 +107,7 @@ def test_greedy_tokens_are_those_of_the_baseline(
     assert_idle(llm)
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("name", SETS)
 def test_a_seed_gives_one_output_whatever_the_batch_and_the_drafter(
     name: str, engines: Callable[..., LLM], reference: Callable[..., Outputs]

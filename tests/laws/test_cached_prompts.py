@@ -233,7 +233,7 @@ def conversed(core: EngineCore, text: tuple[int, ...]) -> tuple[int, ...]:
     return (*text, *answer.tokens, 3, 1, 2)
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize("row", pairwise((FORMATS, DRAFTING, OVERLAP, MEMORY, ("1", "3"))), ids=" ".join)
 def test_answers_after_cached_texts_are_those_of_a_run_without_cache(
     row: tuple[str, ...], models: Models, uncached: Callable[[str], dict[tuple[int, ...], list[tuple[int, ...]]]]

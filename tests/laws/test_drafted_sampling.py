@@ -126,6 +126,7 @@ def test_tokens_follow_the_model_after_drafts_drawn_with_the_noise_of_verificati
     check(paths, MIXED, FEWER_TOKENS)
 
 
+@pytest.mark.slow
 def test_as_many_tokens_show_a_bias_of_two_percent(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     check_biased(paths, MIXED, FEWER_TOKENS, monkeypatch)
 

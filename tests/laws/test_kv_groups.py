@@ -117,7 +117,7 @@ DRAFTERS = {
 }
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -63,7 +63,7 @@ def case(form: str, *name: str) -> Any:
     return pytest.param(form, *name, marks=() if chosen else pytest.mark.slow)
 
 
-@few(3)
+@few(1)
 @pytest.mark.parametrize(("form", "name"), [case(form, name) for form in FORMATS for name in NAMES])
 def test_greedy_tokens_of_a_format_do_not_depend_on_other_plugins(
     form: str, name: str, engines: Engines, reference: Callable[[str], Outputs]

@@ -64,6 +64,7 @@ def test_a_context_of_32k_tokens_holds_no_more_blocks_than_its_queries_see(
     assert held <= needed + 1, f"{held} blocks for {reach}, {in_flight} steps of {BUDGET}"
 
 
+@few(4)
 @pytest.mark.parametrize(
     "reaches",
     [(window(WINDOW),), (FULL, window(100)), (window(40), FULL, window(100)), (FULL, CHUNK), (STATE, FULL), (STATE,)],

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from tools.attack.native_cache import ATTACKS, KERNELS, Attack, carry_out, fill  # noqa: E402
 
+from tests.selection import few  # noqa: E402
+
 POSSIBLE = [each for each in ATTACKS if KERNELS in each.kinds and (os.geteuid() == 0 or not each.needs_root)]
 
 
@@ -26,6 +28,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("honest"), KERNELS)
 
 
+@few(12)
 @needs_compiler
 @pytest.mark.parametrize("attack", POSSIBLE, ids=lambda attack: attack.name)
 def test_a_start_withstands(attack: Attack, honest: Path, tmp_path: Path) -> None:

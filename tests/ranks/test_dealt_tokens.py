@@ -19,6 +19,7 @@ from tests.plugins.architecture import test_nested_families as nested
 from tests.plugins.architecture import test_recurrent_families as recurrent
 from tests.plugins.architecture.family import Family
 from tests.ranks.answers import answers, assert_same_but_for_ties, plan_of
+from tests.selection import few
 
 TOGETHER = ("parallelism=threads", "communicator=simulated")
 
@@ -52,6 +53,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize(("family", "name", "layout", "overrides"), CASES)
 def test_ranks_that_share_out_tokens_say_what_one_rank_says(
     family: type[Family], name: str, layout: tuple[str, ...], overrides: tuple[str, ...], checkpoints: Any
@@ -64,6 +66,7 @@ def test_ranks_that_share_out_tokens_say_what_one_rank_says(
         assert_same_but_for_ties(answers(plan_of(model.path, *common, *TOGETHER, *ranks)), alone)
 
 
+@pytest.mark.slow
 def test_processes_that_share_out_tokens_say_what_one_process_says() -> None:
     common = ("model.max_len=512", "drafter=ngram", "scheduler=chunked_prefill", "scheduler.token_budget=48")
     alone = answers(plan_of("bundled", *common))

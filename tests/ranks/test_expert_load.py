@@ -63,6 +63,7 @@ def test_ranks_count_what_one_counts(folder: str) -> None:
     assert found == load
 
 
+@pytest.mark.slow
 def test_what_a_server_counted_is_how_the_next_one_places(folder: str, tmp_path: Path) -> None:
     server = Server(tmp_path / "log", f"model.path={folder}", "model.name=bundled", *COMMON[2:], COUNTING)
     try:

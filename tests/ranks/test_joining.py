@@ -28,6 +28,7 @@ from engine.startup.worker import join
 from engine_plugins.parallelism import listening
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.listening import Listener
+from tests.selection import few
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = (sys.executable, "-m", "engine.cli.main")
@@ -87,6 +88,7 @@ def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: p
     assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planted")
 def test_the_same_command_with_another_rank_in_its_environment_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -98,6 +100,7 @@ def test_the_same_command_with_another_rank_in_its_environment_is_a_worker(monke
     assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
 
 
+@few(2)
 @pytest.mark.parametrize("greeting", [b"wrong -1\n", b"secret 7\n", b"secret x\n", b"\xff\xff\n", b"x" * 600])
 def test_who_does_not_know_the_token_or_has_no_place_is_no_worker(greeting: bytes) -> None:
     listener = Listener("127.0.0.1", 0, "secret")

@@ -200,6 +200,7 @@ def test_an_engine_whose_ranks_share_latent_keys_says_what_one_rank_says(name: s
         assert_same_but_for_ties(answers(plan_of(model.path, *common, *layout), preempted), alone)
 
 
+@pytest.mark.slow
 def test_processes_that_share_tokens_say_what_one_process_says() -> None:
     common = ("model.max_len=512", "drafter=ngram", "scheduler=chunked_prefill", "scheduler.token_budget=48")
     alone = answers(plan_of("bundled", *common))

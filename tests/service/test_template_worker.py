@@ -14,6 +14,7 @@ from engine.assembly.errors import AssemblyError
 from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.start_check import load_tokenizer
 from engine.service.template_worker import TemplateWorker
+from tests.selection import few
 
 from .fakes import TOKENIZER_JSON, in_loop, make_plan
 
@@ -55,6 +56,7 @@ def worker() -> Iterator[Callable[[str], TemplateWorker]]:
     ],
     ids=["loop", "power", "multiply", "center", "format", "indent", "parentheses", "output"],
 )
+@few(3)
 def test_a_template_that_breaks_a_limit_is_refused_at_start(
     worker: Callable[[str], TemplateWorker], source: str, words: str
 ) -> None:

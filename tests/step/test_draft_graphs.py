@@ -209,6 +209,7 @@ def test_no_drafter_runs_after_a_step_that_does_not_sync_it(models: Models) -> N
     assert set(replayed[1:]) == {(False, 1)} and len(replayed) > 20
 
 
+@few(1)
 @pytest.mark.parametrize("captured", [True, False], ids=["captured drafts", "op by op"])
 def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the host knows, only the integers of each row go to the device after the prompt, and nothing comes back
@@ -332,6 +333,7 @@ def toy_engine(drafter: Any) -> Capturing:
     return capturing_engine("drafter=early_exit", "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("drafter", "what"), [(Reading, "_local_scalar_dense|item"), (Listing, "tolist"), (Uploading, "lift_fresh")]
 )

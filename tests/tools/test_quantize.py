@@ -148,7 +148,7 @@ def every_method():
             yield pytest.param(family, method, flags, marks=marks)
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize(("model", "method", "flags"), list(every_method()), indirect=["model"])
 def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path, text, method, flags):
     out = written(model, tmp_path, method, text, *flags)

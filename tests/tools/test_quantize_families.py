@@ -14,6 +14,7 @@ from tests.plugins.architecture import test_dense_families as dense  # noqa: E40
 from tests.plugins.architecture import test_families_with_experts as sparse  # noqa: E402
 from tests.plugins.architecture import test_nested_families as nested  # noqa: E402
 from tests.plugins.architecture.family import written_once  # noqa: E402, F401
+from tests.selection import few  # noqa: E402
 from tests.tools.test_quantize import dequantized  # noqa: E402
 from tools.benchmarks.families import PROMPT, difference, planned_logits  # noqa: E402
 from tools.quantize.__main__ import main as quantize  # noqa: E402
@@ -71,6 +72,7 @@ def test_a_head_of_a_nested_model_is_untied(tmp_path):
         assert 0 < difference(got, want) < 0.2
 
 
+@few(3)
 @pytest.mark.parametrize("name", [*FOLDED, "gemma3 that sees"])
 def test_the_engine_computes_what_the_written_numbers_stand_for(name, tmp_path):
     suite = nested.TestGemma() if name == "gemma3 that sees" else FOLDED[name][0]

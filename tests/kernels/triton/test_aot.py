@@ -213,6 +213,7 @@ def test_packed_weights_compile_without_spills(capability: int, weights: str) ->
         assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, capability))
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("op", "model", "rows"),
     [*((op, "8B", 1) for op in OPS if op != "out"), *((op, "1B", 4) for op in OPS if op != "down")],

@@ -303,6 +303,7 @@ def test_a_load_that_no_request_of_fits_is_wrong_usage(calibration, capsys):
     assert code == 2 and "the shortest has 100008 tokens" in err and "model.max_len" in err
 
 
+@pytest.mark.slow
 def test_the_drafts_that_are_left_out_are_named(calibration, few_options, monkeypatch, capsys):
     words = ("drafter=ngram", "--calibration", calibration, "--requests", "5", "--workload", "in=32,out=8,rate=5")
     assert "drafter=ngram: its drafts are left out" in " ".join(shown(capsys, *words)[1].split())

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.needs import needs_amx, needs_compiler, needs_x86
+from tests.selection import few
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
@@ -111,6 +112,7 @@ def test_every_shape_in_float32(case: AttentionCase) -> None:
     check(case, "float32", use_amx=False)
 
 
+@few(1)
 @needs_compiler
 @pytest.mark.parametrize("name", ["long_chunk_beside_decode", "prompts_of_unequal_lengths", "verify_batch"])
 def test_real_sizes(name: str, use_amx: bool) -> None:
@@ -141,6 +143,7 @@ def test_keys_of_long_rows_are_split_in_float32(case: AttentionCase, three_threa
 SPLIT_AMONG_QUERIES = AttentionCase("split_among_queries", ((1, 1542), (1, 1507), (200, 200), (599, 600)), 4, 2, 64, 16)
 
 
+@few(6)
 @needs_compiler
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("window", [None, 300])

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tests.kernels import tiny
+from tests.selection import few
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -215,6 +216,7 @@ def write_head(folder: Path, layout: str) -> Path:
     return folder
 
 
+@few(4)
 @pytest.mark.parametrize("execution", ["eager", "compile"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()

@@ -73,6 +73,7 @@ def test_left_over_prompts_fill_no_batch():
     assert [list(group) for group in groups_of(list("abcde"), 2)] == [["a", "b"], ["c", "d"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_engine_that_does_not_fit_is_named(prompts, capsys):
     words = ["--prompts", prompts, "model.max_len=256", "memory.fraction=1e-6"]
@@ -115,6 +116,7 @@ def test_wrong_usage_is_exit_code_2_and_says_what_is_wrong(words, says, prompts,
     assert says in capsys.readouterr().err
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -182,6 +184,7 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     assert "more. where it hangs" in shown and "Traceback" not in shown
 
 
+@pytest.mark.slow
 def test_an_engine_that_ignores_every_signal_but_one_is_ended(prompts, tmp_path, monkeypatch, capsys):
     stubborn = tmp_path / "stubborn"
     stubborn.write_text("#!/bin/sh\ntrap '' USR1 TERM INT\nexec sleep 1000\n")

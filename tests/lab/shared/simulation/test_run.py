@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from tests.laws.harness import _plan
+from tests.selection import few
 
 from engine.contracts.step_cost import StepCost
 from engine_lab.shared.simulation.outcome import SimulatedRequest
@@ -42,6 +43,7 @@ def mixed(seed: int, count: int = 60, rate: float = 12.0) -> list[TraceRequest]:
     return trace
 
 
+@few(3)
 @pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize(
     ("scheduler", "allocator", "blocks"),
