@@ -105,7 +105,7 @@ def ran(request: pytest.FixtureRequest, packages: Path, tmp_path_factory: pytest
     return folder
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("slot", SLOTS)
 def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
     cases = ElementTree.parse(ran / "tests.xml").iter("testcase")

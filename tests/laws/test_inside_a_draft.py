@@ -110,7 +110,7 @@ def test_a_tiny_context_ends_outputs_at_its_last_token(drafter: str, models: Mod
     tiny.close(), plain.close()
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize(("drafter", "overlap"), DRAFTERS_AND_OVERLAP)
 def test_requests_preempted_with_drafts_under_way_go_on_with_the_same_tokens(
     drafter: str,

@@ -117,7 +117,7 @@ DRAFTERS = {
 }
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -15,6 +15,7 @@ from engine.contracts.request import SamplingParams
 from engine.sampling.choose import choose
 from engine.sampling.state import SamplingBatch, SamplingState, features_of
 from engine.sampling.verify import accepted_of, choose_tokens
+from tests.selection import few
 
 from . import reference
 
@@ -107,6 +108,7 @@ def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
     return float(torch.special.gammaincc(torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2)))
 
 
+@few(3)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafted_tokens_follow_the_targets_distribution(name: str, drafter: str) -> None:

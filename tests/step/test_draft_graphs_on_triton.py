@@ -21,6 +21,7 @@ QUESTION = EngineRequest("short", (5, 6), SamplingParams(max_tokens=4, temperatu
 SHAPES: dict[str, Any] = {"row_shapes": (2,), "query_shapes": (1, 3), "capture": run_again}
 
 
+@pytest.mark.slow
 @starts_interpreter
 def test_captured_drafts_on_the_triton_kernels_under_the_interpreter() -> None:
     assert run_interpreted(Path(__file__), select="are_those_of_plain") >= 1

@@ -15,14 +15,14 @@ from tests.interpreted import run_interpreted, starts_interpreter
 @starts_interpreter
 def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None:
     claims = "replay_computes or nobodys or move_on or penalties or mix-3 or broken"
-    assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims) == 8
+    assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims, marked="") == 8
 
 
 @starts_interpreter
 def test_the_kernel_that_fills_a_step_fills_it_for_every_kv_group() -> None:
     """Groups whose tokens ranks share out included."""
     claims = "each_group or share_out_tokens"
-    assert run_interpreted(Path(__file__).with_name("test_tables.py"), select=claims) == 7
+    assert run_interpreted(Path(__file__).with_name("test_tables.py"), select=claims, marked="") == 7
 
 
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")

@@ -8,25 +8,19 @@ global memory above the wait in every kernel that has weights.
 from __future__ import annotations
 
 import gc
-import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from tools.machine_code.products import MODELS, compile_op
+from tools.machine_code.sass import LOADS, STORES, MachineCode, counted, disassembled
 from triton.runtime.jit import JITFunction
 
 from gpu_check.engine_run import EngineRun
 from gpu_check.section import Context, Row
 from gpu_check.shapes import SHAPES, folder_of, write
-
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
-WAIT, LOADS, STORES = "ACQBULK", ("LDG", "LDGSTS", "UTMALDG", "UBLKCP"), ("STG", "RED", "ATOM", "ATOMG", "UTMASTG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Wait:
 
 def run(context: Context) -> None:
     if context.dry_run:
-        found = [judge("linear_store (compiled for sm_90)", example(), True)]
+        found = [judge("linear_store (compiled for sm_90)", compile_op("out", MODELS["1B"], 1, 90).cubin, True)]
     else:
         if torch.cuda.get_device_capability() < (9, 0):
             context.emit(Row("dependent launch", detail="this device has none (compute capability below 9.0)"))
@@ -102,45 +96,7 @@ def shape_of(kernel: Any) -> str:
 
 
 def judge(name: str, cubin: bytes, has_weights: bool) -> Wait:
-    opcodes = [match[1].partition(".")[0] for match in INSTRUCTION.finditer(disassembled(cubin))]
-    assert opcodes, f"no instructions in the disassembly of {name}"
-    waits = WAIT in opcodes
-    above = opcodes[: opcodes.index(WAIT)] if waits else opcodes
-    loads, stores = (sum(opcode in kinds for opcode in above) for kinds in (LOADS, STORES))
-    return Wait(name, waits, loads, stores, has_weights)
-
-
-def disassembled(cubin: bytes) -> str:
-    """SASS by ``nvdisasm``, which comes with Triton; raises ``FileNotFoundError`` where there is none."""
-    bundled = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-    tool = str(bundled) if bundled.exists() else shutil.which("nvdisasm")
-    if tool is None:
-        raise FileNotFoundError("nvdisasm: neither in triton's folder nor on the PATH (it is part of CUDA)")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([tool, "-hex", file.name], check=True, capture_output=True, text=True).stdout
-
-
-def example() -> bytes:
-    """A kernel with weights, compiled without a GPU for one that has dependent launch."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from engine.kernels.triton.skinny import linear_store
-    from engine.kernels.triton.tiles import skinny_tile
-    from engine.kernels.triton.weights import load_plain
-
-    tile = skinny_tile(1, 2048, 2048, 132, 16)
-    arguments = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32",
-                 "stride_out": "i32", "eps": "fp32"}  # fmt: skip
-    constants: dict[str, Any] = {
-        "IN_FEATURES": 2048, "OUT_FEATURES": 2048, "GROUP_SIZE": 0, "LOAD_TILE": load_plain, "PDL": True, "ADD": True,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-    }  # fmt: skip
-    constants |= {name: None for name in linear_store.arg_names if name not in arguments and name not in constants}
-    signature = {name: arguments.get(name, "constexpr") for name in linear_store.arg_names}
-    source = ASTSource(fn=linear_store, signature=signature, constexprs=constants)
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "launch_pdl": True, "enable_fp_fusion": True}
-    cubin: bytes = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-    return cubin
+    code = MachineCode(disassembled(cubin))
+    above = code.before_wait
+    before = code.instructions if above is None else above
+    return Wait(name, above is not None, counted(before, LOADS), counted(before, STORES), has_weights)

@@ -30,6 +30,8 @@ class KernelCost:
     spill_loads: int
     ptx: str = field(repr=False)
     """What was assembled."""
+    cubin: bytes = field(repr=False)
+    """Machine code."""
 
     def __str__(self) -> str:
         return (
@@ -77,8 +79,8 @@ def measure_kernel(
         triton.knobs.compilation.always_compile = True  # a kernel from the cache has no report
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stores, loads = _costs(report.getvalue())
-    shared, ptx = int(compiled.metadata.shared), str(compiled.asm["ptx"])
-    return KernelCost(name or kernel.__name__, capability, registers, shared, stores, loads, ptx)
+    shared, ptx, cubin = int(compiled.metadata.shared), str(compiled.asm["ptx"]), bytes(compiled.asm["cubin"])
+    return KernelCost(name or kernel.__name__, capability, registers, shared, stores, loads, ptx, cubin)
 
 
 def _costs(report: str) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.kernels import tiny
+from tests.selection import few
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
@@ -86,6 +87,7 @@ def test_qwen3_32b_in_four_bits_serves_five_times_the_requests_on_80_gib(qwen):
     assert fp8_kv.requests in (2 * bf16.requests, 2 * bf16.requests + 1)
 
 
+@few(2)
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_weights_would_take_in_fewer_bits_is_known_without_the_quantizer(tmp_path, name, bits, tied):

@@ -26,6 +26,7 @@ class Simulated(CommunicatorConformance):
         return makes.simulated()
 
 
+@few(2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("make", MAKES)
 def test_sums_over_processes_have_the_bits_of_simulated_ones_on_every_rank(make: Any, size: int) -> None:
@@ -37,7 +38,7 @@ def test_sums_over_processes_have_the_bits_of_simulated_ones_on_every_rank(make:
         assert got == wanted, f"rank {rank} of {size}: sums {[i for i, x in enumerate(got) if x != wanted[i]]} differ"
 
 
-@few(3)
+@few(1)
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("make", MAKES)

@@ -14,6 +14,7 @@ from engine.sampling.triton.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
 from engine.sampling.triton.survey import survey
 from engine.sampling.triton.tensors import CHUNK, LIST_LENGTH
 from engine.testing.aot import SHARED_LIMIT, measure_kernel
+from tests.selection import few
 
 VOCAB = 128256
 CHUNKS = -(-VOCAB // CHUNK)
@@ -36,6 +37,7 @@ VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
 IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]
 
 
+@few(2)
 @pytest.mark.parametrize(
     "capability", [pytest.param(80, marks=pytest.mark.slow), pytest.param(89, marks=pytest.mark.slow), 90]
 )

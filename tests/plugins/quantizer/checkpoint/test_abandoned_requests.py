@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from tests.plugins.quantizer.checkpoint.test_serving import quantized_bundled
 from tests.plugins.quantizer.checkpoint.writers import ct_fp8, gptq
-from tests.selection import few
 
 PROMPTS = tuple(f"def {name}(path):\n    '''{name} " for name in ("read", "write", "copy", "move", "walk", "join"))
 LENGTH = 40
@@ -97,7 +96,7 @@ def idle_stats(port: int) -> dict[str, Any]:
     raise AssertionError(f"blocks are still leased: {engine}")
 
 
-@few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_streams_that_are_abandoned_leave_no_block_after_and_change_no_answer(name: str, tmp_path: Path) -> None:
     case, words = PLANS[name]
