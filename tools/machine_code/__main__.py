@@ -64,9 +64,11 @@ class Row:
         code = MachineCode(disassembled(cost.cubin))
         loop, before = code.main_loop, code.before_wait
         loads = [one.width for one in loop if one.kind in LOADS]
-        each = None if weights is None else len(loop) / weights
         _, clock, _ = CARDS[cost.capability]
         bits = FORMATS[form].bits if form in FORMATS else 0
+        if streamed := sum(one.width for one in loop if "EF" in one.opcode.split(".")):
+            weights = streamed * 8 / bits  # a loop that is unrolled reads several tiles
+        each = None if weights is None else len(loop) / weights
         return cls(
             name, form, rows, cost.capability, cost.registers, cost.spill_stores + cost.spill_loads, cost.shared,
             counted(loop, TENSOR_CORES), max(loads, default=0), buffers_in_flight(loop),

@@ -52,9 +52,10 @@ class TileLoader:
         def unpack_tile(loaded, DTYPE: tl.constexpr):
             ...
 
-    ``DTYPE`` of ``unpack_tile`` is the dtype that is multiplied in: float32 for one row. Where one scale serves a
-    channel's whole tile, the sums of the tile may be multiplied by it instead of its weights, which then are not even
-    rounded: ``tile_scale(loaded)``, float32 ``[BLOCK_N, 1]``, times the tile of ``unpack_tile`` are the weights.
+    ``DTYPE`` of ``unpack_tile`` is the dtype that is multiplied in: float32 for one row. Factors of groups of inputs
+    may be left to the kernels, which multiply sums by them where they can: ``tile_scale(loaded)``, float32
+    ``[BLOCK_N, groups]``, with as many groups of equal size as a tile has, times the tile of ``unpack_tile`` are the
+    weights.
 
     ``weight``, ``scale``, ``zero``: handed to ``load_tile`` as they are; a format without them has ``None``.
     ``channel_scale``: float32 ``[out]``, applied to the sums, once per output instead of once per weight.

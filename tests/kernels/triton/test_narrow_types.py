@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -110,6 +111,15 @@ def _fma(dtype: torch.dtype) -> Callable[[int, int, int], int]:
     return lambda a, b, c: _word((_halves(a, dtype) * _halves(b, dtype) + _halves(c, dtype)).to(dtype))
 
 
+def _float32(half: int) -> int:
+    return int(_halves(half, torch.float16)[0].float().view(torch.uint32))
+
+
+def _from_e4m3(both: int) -> int:
+    codes = torch.tensor([both & 255, both >> 8], dtype=torch.uint8)
+    return _word(codes.view(torch.float8_e4m3fn).half())
+
+
 OPERATIONS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
@@ -119,54 +129,80 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "lop3.b32": _lop3,
     "fma.rn.bf16x2": _fma(torch.bfloat16),
     "fma.rn.f16x2": _fma(torch.float16),
+    "cvt.rn.f16x2.e4m3x2": _from_e4m3,
+    "cvt.f32.f16": _float32,
 }
 
 
-def run(ptx: str, word: int, outputs: int) -> list[int]:
-    """The output registers of inline assembly for one input register."""
-    registers = {f"${outputs}": word}
-    for line in re.findall(r"^\s*([a-z][^;{}]*);", ptx, re.MULTILINE):
-        name, _, operands = line.strip().partition(" ")
+def run(ptx: str, inputs: list[int], outputs: int) -> list[int]:
+    """The output registers of inline assembly."""
+    registers = {f"${outputs + i}": value for i, value in enumerate(inputs)}
+    for statement in re.findall(r"([a-z][^;]*);", re.sub(r"\.reg [^;]*;", "", ptx)):
+        name, _, operands = statement.strip().partition(" ")
+        if halves := re.match(r"\{(\S+), (\S+)\}, (\S+)", operands):
+            value = registers[halves[3]]
+            registers[halves[1]], registers[halves[2]] = value & 0xFFFF, value >> 16
+            continue
         to, *given = (part.strip() for part in operands.split(","))
         registers[to] = OPERATIONS[name](*(registers[at] if at in registers else int(at, 0) for at in given))
     return [registers[f"${i}"] for i in range(outputs)]
 
 
 def constant(name: str) -> str:
-    return str(getattr(narrow_types, f"{name}_PTX").value)
+    return str(getattr(narrow_types, name).value)
 
 
-KINDS = [("BF16", torch.bfloat16), ("FP16", torch.float16)]
+def numbers(outputs: list[int], kind: str) -> list[float]:
+    """What registers of 16 or 32 bits stand for."""
+    if kind == "FP32":
+        return [float(torch.tensor(value).to(torch.uint32).view(torch.float32)) for value in outputs]
+    return [float(_halves(value, KINDS[kind])[0]) for value in outputs]
 
 
-@pytest.mark.parametrize(("name", "dtype"), KINDS)
-def test_the_assembly_reads_every_byte_exactly(name: str, dtype: torch.dtype) -> None:
+KINDS = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_assembly_reads_every_byte_exactly(kind: str) -> None:
     for first in range(0, 256, 4):
         codes = torch.tensor([first, first + 3, first + 2, first + 1], dtype=torch.uint8)
         word = sum(code << 8 * i for i, code in enumerate(codes.tolist()))
-        got = torch.cat([_halves(out, dtype) for out in run(constant(f"INT8_TO_{name}"), word, 2)])
+        got = torch.cat([_halves(out, KINDS[kind]) for out in run(constant(f"INT8_TO_{kind}_PTX"), [word], 2)])
         assert torch.equal(got, codes.view(torch.int8).double())
-        got = torch.cat([_halves(out, dtype) for out in run(constant(f"E4M3_TO_{name}"), word, 2)])
+        got = torch.cat([_halves(out, KINDS[kind]) for out in run(constant(f"E4M3_TO_{kind}_PTX"), [word], 2)])
         want = codes.view(torch.float8_e4m3fn).double()
         assert torch.equal(got[~want.isnan()], want[~want.isnan()])
+
+
+@pytest.mark.parametrize(
+    "name", ["INT8_BF16", "INT8_FP16", "INT8_FP32", "E4M3_BF16", "E4M3_FP16", "E4M3_FP32", "E4M3_UNITS_FP32"]
+)
+def test_the_assembly_reads_every_byte_of_a_word_in_order(name: str) -> None:
+    stored = torch.int8 if name.startswith("INT8") else torch.float8_e4m3fn
+    for first in range(0, 256, 4):
+        codes = torch.tensor([first, first + 3, first + 2, first + 1], dtype=torch.uint8)
+        word = sum(code << 8 * i for i, code in enumerate(codes.tolist()))
+        got = numbers(run(constant(name), [word], 4), name.rpartition("_")[2])
+        want = codes.view(stored).double()
+        assert torch.equal(torch.tensor(got).double()[~want.isnan()], want[~want.isnan()])
 
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NIBBLES = {"INT4": [code - 8.0 for code in range(16)], "E2M1": [*NUMBERS, *(-number for number in NUMBERS)]}
 """What codes of 4 bits stand for."""
+PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight codes a nibble holds."""
 
 
-@pytest.mark.parametrize("kind", NIBBLES)
-@pytest.mark.parametrize(("name", "dtype"), KINDS)
-def test_the_assembly_reads_every_nibble_from_every_place(name: str, dtype: torch.dtype, kind: str) -> None:
-    for code in range(16):
-        nibbles = [(code + 3 * i) % 16 for i in range(8)]
-        word = sum(nibble << 4 * i for i, nibble in enumerate(nibbles))
-        low, high = (
-            torch.cat([_halves(out, dtype) for out in outs])
-            for outs in (lambda outs: (outs[:2], outs[2:]))(run(constant(f"{kind}_TO_{name}"), word, 4))
-        )
-        inputs = torch.stack([low, high], 1).flatten()  # as tl.join puts them
-        # Byte b of a word holds input b in its low half and input b + 4 in its high half.
-        want = [NIBBLES[kind][nibbles[2 * (k % 4) + k // 4]] for k in range(8)]
-        assert inputs.tolist() == want
+@pytest.mark.parametrize("stored", NIBBLES)
+@pytest.mark.parametrize("kind", [*KINDS, "FP32"])
+def test_the_assembly_reads_every_nibble_from_every_place(kind: str, stored: str) -> None:
+    for code, zero in product(range(16), (-8, 0, 7)):
+        codes = [(code + 3 * i) % 16 for i in range(8)]
+        word = sum(codes[at] << 4 * i for i, at in enumerate(PLACES))
+        addend, less = 0, 0.0
+        if stored == "INT4":
+            base, dtype = (1032, torch.float16) if kind == "FP16" else (136, torch.bfloat16)
+            addend, less = _word(torch.tensor([-base - zero] * 2).to(dtype)), float(zero)
+        got = numbers(run(constant(f"{stored}_{kind}"), [word, addend], 8), kind)
+        assert got == [NIBBLES[stored][one] - less for one in codes]

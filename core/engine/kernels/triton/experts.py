@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.product import normed_product, tile_scaled, unpacked
+from engine.kernels.triton.product import folding, normed_product, scaled_sums, unpacked
 from engine.kernels.triton.tile_ops import below, gated, paired_rows, split_pairs, start_dependents, wait_for_input
 
 
@@ -190,20 +190,21 @@ def pair_products(
         second = LOAD_TILE(
             weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
         )
-    acc = tl.zeros([rows.shape[0], BLOCK_K], tl.float32)
+    FOLD: tl.constexpr = folding(GROUP_SIZE, TILE_SCALE)
+    acc = tl.zeros([rows.shape[0], BLOCK_K // FOLD], tl.float32)
     for start in range(0, LAST - BLOCK_K, BLOCK_K):
         third = LOAD_TILE(
             weight_ptr, scale_ptr, zero_ptr, rows, real, start + 2 * BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
         )
         x = tl.load(x_ptr + start, mask=real[:, None], other=0.0).to(tl.float32)
-        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE)
+        acc += scaled_sums(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE, FOLD)
         tile, second = second, third
     if LAST > 0:
         x = tl.load(x_ptr + (LAST - BLOCK_K), mask=real[:, None], other=0.0).to(tl.float32)
-        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE)
+        acc += scaled_sums(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE, FOLD)
     mask = real[:, None] & below(LAST + column, IN_FEATURES, BLOCK_K)
     x = tl.load(x_ptr + LAST, mask=mask, other=0.0).to(tl.float32)
-    return tl.sum(acc + tile_scaled(second, unpacked(second, UNPACK_TILE, tl.float32) * x, TILE_SCALE), 1)
+    return tl.sum(acc + scaled_sums(second, unpacked(second, UNPACK_TILE, tl.float32) * x, TILE_SCALE, FOLD), 1)
 
 
 @triton.jit

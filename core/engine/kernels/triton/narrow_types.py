@@ -2,14 +2,17 @@
 
 No device that these kernels run on converts all of these quickly, and some know no float8 at all. But the bits of a
 small number are a few shifts and masks away from those of a 16-bit float, and those work on two numbers at once. So the
-``_PTX`` functions below take four bytes in a register and give four or eight numbers in two or four; Triton's
-interpreter takes plain arithmetic with the same results. float32 is a shift away from bfloat16, which holds them all.
+assembly below takes a word, four or eight numbers, and gives them in 16 bits or in float32, which is a shift away from
+bfloat16; Triton's interpreter takes plain arithmetic with the same results.
 
-float8 here is e4m3 without infinities (arXiv 2209.05433), as its bits in uint8. Its NaN is read as 480: what is stored
-here was clamped, and a NaN among a row's activations has ended its request before anybody reads it back.
+float8 here is e4m3 without infinities (arXiv 2209.05433), as its bits. Its NaN may be read as 480: what is stored here
+was clamped, and a NaN among a row's activations has ended its request before anybody reads it back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -18,100 +21,196 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 E4M3_LARGEST = tl.constexpr(448.0)
 
 
-def _e4m3_ptx(shift: int, mask: str, factor: str, multiply: str) -> str:
-    """Sign and magnitude to where a 16-bit float has them, then times the ratio of the exponents' biases."""
-    return f"""{{
-        .reg .b32 bits, sign, factor, zero;
-        mov.b32 factor, {factor};
-        mov.b32 zero, 0x80008000;
-        prmt.b32 bits, $2, 0, 0x1404;
-        and.b32 sign, bits, 0x80008000;
-        shr.u32 bits, bits, {shift};
-        lop3.b32 bits, bits, {mask}, sign, 0xEA;
-        {multiply} $0, bits, factor, zero;
-        prmt.b32 bits, $2, 0, 0x3424;
-        and.b32 sign, bits, 0x80008000;
-        shr.u32 bits, bits, {shift};
-        lop3.b32 bits, bits, {mask}, sign, 0xEA;
-        {multiply} $1, bits, factor, zero;
-    }}"""
+def _asm(pairs: list[str], multiply: str, stores: Sequence[str], factor: str = "0", addend: str = "") -> str:
+    """Of a word of codes, all its numbers.
+
+    ``pairs``: what leaves two 16-bit floats in ``bits``, one pair after another; ``stores``: what makes an output each
+    of them. A product by ``factor``, twice in a register, gets ``addend`` added, or without it the input after the
+    word.
+    """
+    count, lines = len(stores) * len(pairs), []
+    for number, pair in enumerate(pairs):
+        made = pair.replace("MULTIPLY", multiply).replace("WORD", f"${count}")
+        lines.append(made.replace("ADDEND", "addend" if addend else f"${count + 1}"))
+        lines += [store.replace("OUT", f"${len(stores) * number + i}") for i, store in enumerate(stores)]
+    registers = ".reg .b32 bits, high, factor, addend; .reg .b16 one, two;"
+    return f"{{ {registers} mov.b32 factor, {factor}; mov.b32 addend, {addend or 0}; {' '.join(lines)} }}"
 
 
-def _int8_ptx(base: str, minus_one: str, multiply: str) -> str:
-    """``(base + low 7 bits) - (base + 128 if negative)``; ``base``: a float whose last bits count ones."""
-    return f"""{{
-        .reg .b32 bits, low, high, minus_one;
-        mov.b32 minus_one, {minus_one};
-        prmt.b32 bits, $2, 0, 0x4140;
-        lop3.b32 low, bits, 0x007F007F, {base}, 0xEA;
-        lop3.b32 high, bits, 0x00800080, {base}, 0xEA;
-        {multiply} $0, high, minus_one, low;
-        prmt.b32 bits, $2, 0, 0x4342;
-        lop3.b32 low, bits, 0x007F007F, {base}, 0xEA;
-        lop3.b32 high, bits, 0x00800080, {base}, 0xEA;
-        {multiply} $1, high, minus_one, low;
-    }}"""
+def _int4_pairs(base: str) -> list[str]:
+    """Nibbles ``k`` and ``k + 4``, each as ``base + 8 + code``, times 1, plus the addend."""
+    return [
+        f"shr.u32 bits, WORD, {shift}; lop3.b32 bits, bits, 0x000F000F, {base}, 0xEA; "
+        "MULTIPLY bits, bits, factor, ADDEND;"
+        for shift in (0, 4, 8, 12)
+    ]
 
 
-def _int4_ptx(base: str, one: str, minus_base: str, multiply: str) -> str:
-    """The nibbles of eight codes, ``base + 8 + code``, each with the one 16 bits above it, minus ``base + 8``."""
-    return f"""{{
-        .reg .b32 bits, one, minus_base;
-        mov.b32 one, {one};
-        mov.b32 minus_base, {minus_base};
-        lop3.b32 bits, $4, 0x000F000F, {base}, 0xEA;
-        {multiply} $0, bits, one, minus_base;
-        shr.u32 bits, $4, 4;
-        lop3.b32 bits, bits, 0x000F000F, {base}, 0xEA;
-        {multiply} $1, bits, one, minus_base;
-        shr.u32 bits, $4, 8;
-        lop3.b32 bits, bits, 0x000F000F, {base}, 0xEA;
-        {multiply} $2, bits, one, minus_base;
-        shr.u32 bits, $4, 12;
-        lop3.b32 bits, bits, 0x000F000F, {base}, 0xEA;
-        {multiply} $3, bits, one, minus_base;
-    }}"""
-
-
-def _e2m1_ptx(magnitude: int, mask: str, factor: str, multiply: str) -> str:
-    """Eight numbers of 4 bits, with those nibbles: exponent and mantissa to bit ``magnitude`` of a 16-bit float, signs
-    to bit 15, then times the ratio of the exponents' biases."""
-    lines = []
-    for out, low in enumerate((0, 4, 8, 12)):
+def _e2m1_pairs(magnitude: int, mask: str) -> list[str]:
+    """The same nibbles: exponent and mantissa to bit ``magnitude`` of a 16-bit float, signs to bit 15, then times the
+    ratio of the exponents' biases."""
+    pairs = []
+    for low in (0, 4, 8, 12):
         move = magnitude - low
-        shift = f"shl.b32 bits, $4, {move};" if move >= 0 else f"shr.u32 bits, $4, {-move};"
-        lines.append(f"""
-        shl.b32 sign, $4, {12 - low};
-        and.b32 sign, sign, 0x80008000;
-        {shift}
-        lop3.b32 bits, bits, {mask}, sign, 0xEA;
-        {multiply} ${out}, bits, factor, zero;""")
-    return f"""{{
-        .reg .b32 bits, sign, factor, zero;
-        mov.b32 factor, {factor};
-        mov.b32 zero, 0x80008000;{"".join(lines)}
-    }}"""
+        shift = f"shl.b32 bits, WORD, {move};" if move >= 0 else f"shr.u32 bits, WORD, {-move};"
+        pairs.append(
+            f"shl.b32 high, WORD, {12 - low}; and.b32 high, high, 0x80008000; {shift} "
+            f"lop3.b32 bits, bits, {mask}, high, 0xEA; MULTIPLY bits, bits, factor, ADDEND;"
+        )
+    return pairs
 
 
-E4M3_TO_BF16_PTX = tl.constexpr(_e4m3_ptx(4, "0x07F007F0", "0x7B807B80", "fma.rn.bf16x2"))
-E4M3_TO_FP16_PTX = tl.constexpr(_e4m3_ptx(1, "0x3F803F80", "0x5C005C00", "fma.rn.f16x2"))
-INT8_TO_BF16_PTX = tl.constexpr(_int8_ptx("0x43004300", "0xBF80BF80", "fma.rn.bf16x2"))
-INT8_TO_FP16_PTX = tl.constexpr(_int8_ptx("0x64006400", "0xBC00BC00", "fma.rn.f16x2"))
-INT4_TO_BF16_PTX = tl.constexpr(_int4_ptx("0x43004300", "0x3F803F80", "0xC308C308", "fma.rn.bf16x2"))
-INT4_TO_FP16_PTX = tl.constexpr(_int4_ptx("0x64006400", "0x3C003C00", "0xE408E408", "fma.rn.f16x2"))
+def _e4m3_pairs(shift: int, mask: str) -> list[str]:
+    """Bytes 0 and 1, and 2 and 3: sign and magnitude to where a 16-bit float has them, then times the ratio of the
+    exponents' biases."""
+    return [
+        f"prmt.b32 bits, WORD, 0, {which}; and.b32 high, bits, 0x80008000; shr.u32 bits, bits, {shift}; "
+        f"lop3.b32 bits, bits, {mask}, high, 0xEA; MULTIPLY bits, bits, factor, ADDEND;"
+        for which in ("0x1404", "0x3424")
+    ]
 
-E2M1_TO_BF16_PTX = tl.constexpr(_e2m1_ptx(6, "0x01C001C0", "0x7E807E80", "fma.rn.bf16x2"))
-E2M1_TO_FP16_PTX = tl.constexpr(_e2m1_ptx(9, "0x0E000E00", "0x74007400", "fma.rn.f16x2"))
+
+def _int8_pairs(base: str) -> list[str]:
+    """Bytes 0 and 1, and 2 and 3: ``(base + low 7 bits) - (base + 128 if negative)``."""
+    return [
+        f"prmt.b32 bits, WORD, 0, {which}; lop3.b32 high, bits, 0x00800080, {base}, 0xEA; "
+        f"lop3.b32 bits, bits, 0x007F007F, {base}, 0xEA; MULTIPLY bits, high, factor, bits;"
+        for which in ("0x4140", "0x4342")
+    ]
+
+
+BF16, FP16 = "fma.rn.bf16x2", "fma.rn.f16x2"
+TOGETHER = ("mov.b32 OUT, bits;",)
+HALVES = ("mov.b32 {OUT, two}, bits;", "mov.b32 {one, OUT}, bits;")
+BF16_TO_FP32 = ("shl.b32 OUT, bits, 16;", "and.b32 OUT, bits, 0xFFFF0000;")
+FP16_TO_FP32 = ("mov.b32 {one, two}, bits; cvt.f32.f16 OUT, one;", "cvt.f32.f16 OUT, two;")
+E4M3_UNITS = [f"mov.b32 {{one, two}}, WORD; cvt.rn.f16x2.e4m3x2 bits, {half};" for half in ("one", "two")]
+"""Where there are such instructions."""
+MINUS_ZEROS = "0x80008000"
+"""Added to what keeps its sign."""
+Pairs = tuple[list[str], str]
+"""How to make 16-bit floats, and the factor."""
+
+E4M3_IN_BF16: Pairs = (_e4m3_pairs(4, "0x07F007F0"), "0x7B807B80")
+E4M3_IN_FP16: Pairs = (_e4m3_pairs(1, "0x3F803F80"), "0x5C005C00")
+INT8_IN_BF16: Pairs = (_int8_pairs("0x43004300"), "0xBF80BF80")
+INT8_IN_FP16: Pairs = (_int8_pairs("0x64006400"), "0xBC00BC00")
+
+
+def _together(pairs: Pairs, multiply: str) -> tl.constexpr:
+    """Two numbers an output, as Triton packs them."""
+    return tl.constexpr(_asm(pairs[0], multiply, TOGETHER, pairs[1], MINUS_ZEROS))
+
+
+def _apart(bf16: Pairs, fp16: Pairs, addend: str = MINUS_ZEROS) -> tuple[tl.constexpr, tl.constexpr, tl.constexpr]:
+    """A number an output, in bfloat16, float16 and float32."""
+    return (
+        tl.constexpr(_asm(bf16[0], BF16, HALVES, bf16[1], addend)),
+        tl.constexpr(_asm(fp16[0], FP16, HALVES, fp16[1], addend)),
+        tl.constexpr(_asm(bf16[0], BF16, BF16_TO_FP32, bf16[1], addend)),
+    )
+
+
+E4M3_TO_BF16_PTX, E4M3_TO_FP16_PTX = _together(E4M3_IN_BF16, BF16), _together(E4M3_IN_FP16, FP16)
+INT8_TO_BF16_PTX, INT8_TO_FP16_PTX = _together(INT8_IN_BF16, BF16), _together(INT8_IN_FP16, FP16)
+E4M3_BF16, E4M3_FP16, E4M3_FP32 = _apart(E4M3_IN_BF16, E4M3_IN_FP16)
+INT8_BF16, INT8_FP16, INT8_FP32 = _apart(INT8_IN_BF16, INT8_IN_FP16)
+E2M1_BF16, E2M1_FP16, E2M1_FP32 = _apart(
+    (_e2m1_pairs(6, "0x01C001C0"), "0x7E807E80"), (_e2m1_pairs(9, "0x0E000E00"), "0x74007400")
+)
+INT4_BF16, INT4_FP16, INT4_FP32 = _apart(
+    (_int4_pairs("0x43004300"), "0x3F803F80"), (_int4_pairs("0x64006400"), "0x3C003C00"), addend=""
+)
+E4M3_UNITS_FP32 = tl.constexpr(_asm(E4M3_UNITS, "", FP16_TO_FP32))
+
+
+@tl.core.builtin
+def converts_e4m3(_semantic: Any = None) -> Any:
+    """Whether what is compiled for has instructions for e4m3: compute capability 8.9."""
+    return tl.constexpr(int(_semantic.builder.options.arch.removeprefix("sm").rstrip("a")) >= 89)
+
+
+@triton.jit
+def _eight(word, addend, BF16: tl.constexpr, FP16: tl.constexpr, FP32: tl.constexpr, DTYPE: tl.constexpr):
+    """Words ``[n, w]`` of eight codes each -> ``DTYPE [n, 8 w]``; nibble ``k`` is code ``2 k``, nibble ``k + 4`` code
+    ``2 k + 1``. ``addend``: int32 like ``word``, for assembly that asks for it."""
+    if tl.float32 == DTYPE:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            FP32, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [word, addend],
+            (tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32), True, 1,
+        )  # fmt: skip
+    elif tl.float16 == DTYPE:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            FP16, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, addend],
+            (tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16), True, 1,
+        )  # fmt: skip
+    else:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            BF16, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, addend],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            True, 1,
+        )  # fmt: skip
+    even, odd = tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h))
+    return tl.reshape(tl.join(even, odd), [word.shape[0], 8 * word.shape[1]])
+
+
+@triton.jit
+def _four(word, BF16: tl.constexpr, FP16: tl.constexpr, FP32: tl.constexpr, DTYPE: tl.constexpr):
+    """Words ``[n, w]`` of four bytes each -> ``DTYPE [n, 4 w]``."""
+    if tl.float32 == DTYPE:
+        a, b, c, d = tl.inline_asm_elementwise(
+            FP32, "=r,=r,=r,=r,r", [word], (tl.float32, tl.float32, tl.float32, tl.float32), True, 1
+        )
+    elif tl.float16 == DTYPE:
+        a, b, c, d = tl.inline_asm_elementwise(
+            FP16, "=h,=h,=h,=h,r", [word], (tl.float16, tl.float16, tl.float16, tl.float16), True, 1
+        )
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            BF16, "=h,=h,=h,=h,r", [word], (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), True, 1
+        )
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [word.shape[0], 4 * word.shape[1]])
+
+
+@triton.jit
+def _twice(value, DTYPE: tl.constexpr):
+    """Integers in both halves of a register, as float16, or as bfloat16 for the other dtypes."""
+    if tl.float16 == DTYPE:
+        bits = value.to(tl.float16).to(tl.int16, bitcast=True)
+    else:
+        bits = value.to(tl.float32).to(tl.bfloat16).to(tl.int16, bitcast=True)
+    return (bits.to(tl.int32) & 0xFFFF) * 0x10001
+
+
+@triton.jit
+def _nibbles(word):
+    """Codes 0 .. 15 of words ``[n, w]``, int32 ``[n, 8 w]``, in the order of :func:`_eight`."""
+    code = tl.arange(0, 8)
+    shift = 4 * (code // 2 + code % 2 * 4)
+    return tl.reshape((word[:, :, None] >> shift[None, None, :]) & 15, [word.shape[0], 8 * word.shape[1]])
+
+
+@triton.jit
+def _bytes(word):
+    """Bytes of words ``[n, w]``, int32 ``[n, 4 w]``."""
+    shift = 8 * tl.arange(0, 4)
+    return tl.reshape((word[:, :, None] >> shift[None, None, :]) & 255, [word.shape[0], 4 * word.shape[1]])
 
 
 @triton.jit
 def from_e4m3(bits, DTYPE: tl.constexpr):
-    """uint8 bits of e4m3 numbers as ``DTYPE`` (float32, bfloat16 or float16), exactly."""
+    """Bits of e4m3 numbers as ``DTYPE`` (float32, bfloat16 or float16), exactly. uint8, or int32 words ``[n, w]`` of
+    four each: these become ``[n, 4 w]``."""
     if INTERPRETED:
-        wide = bits.to(tl.int32)
+        wide = _bytes(bits) if bits.dtype == tl.int32 else bits.to(tl.int32)
         # 2**120 is the ratio of the exponents' biases; what e4m3 calls subnormal is subnormal here too, until then.
         magnitude = ((wide & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
         return tl.where(wide >= 128, -magnitude, magnitude).to(DTYPE)
+    elif bits.dtype == tl.int32:
+        if converts_e4m3():
+            return _four(bits, E4M3_BF16, E4M3_FP16, E4M3_UNITS_FP32, DTYPE)
+        else:
+            return _four(bits, E4M3_BF16, E4M3_FP16, E4M3_FP32, DTYPE)
     elif tl.float16 == DTYPE:
         return tl.inline_asm_elementwise(E4M3_TO_FP16_PTX, "=r,=r,r", [bits], tl.float16, True, 4)
     else:
@@ -120,9 +219,12 @@ def from_e4m3(bits, DTYPE: tl.constexpr):
 
 @triton.jit
 def from_int8(codes, DTYPE: tl.constexpr):
-    """int8 as ``DTYPE`` (float32, bfloat16 or float16), exactly."""
+    """int8 as ``DTYPE`` (float32, bfloat16 or float16), exactly; or int32 words of four, as :func:`from_e4m3`."""
     if INTERPRETED:
-        return codes.to(tl.float32).to(DTYPE)
+        narrow = _bytes(codes).to(tl.int8) if codes.dtype == tl.int32 else codes
+        return narrow.to(tl.float32).to(DTYPE)
+    elif codes.dtype == tl.int32:
+        return _four(codes, INT8_BF16, INT8_FP16, INT8_FP32, DTYPE)
     elif tl.float16 == DTYPE:
         return tl.inline_asm_elementwise(INT8_TO_FP16_PTX, "=r,=r,r", [codes], tl.float16, True, 4)
     else:
@@ -130,48 +232,45 @@ def from_int8(codes, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def from_int4(packed, DTYPE: tl.constexpr):
-    """uint8 ``[n, k / 2]`` -> the codes -8 .. 7 as ``DTYPE`` ``[n, k]``.
+def from_int4(word, zero, DTYPE: tl.constexpr):
+    """int32 words ``[n, w]`` of eight codes -8 .. 7, each plus 8, minus ``zero`` (int8 ``[n, groups]`` or ``None``) ->
+    ``DTYPE`` (float32, bfloat16 or float16) ``[n, 8 w]``, exactly.
 
-    Of eight neighbouring codes, which take four bytes, byte ``b`` holds code ``b`` in its low half and code ``b + 4``
-    in its high half, each plus 8: so both codes of a 16-bit pair are found with one shift and one mask, and in order.
+    Nibble ``k`` holds code ``2 k``, nibble ``k + 4`` code ``2 k + 1``: one shift and one mask find two neighbours, in
+    the halves of a register.
     """
-    HALVES: tl.constexpr = packed.shape[1]
     if INTERPRETED:
-        words = tl.reshape(packed, [packed.shape[0], HALVES // 4, 4])
-        words = tl.permute(tl.join(words & 15, words >> 4), [0, 1, 3, 2])
-        return (tl.reshape(words, [packed.shape[0], 2 * HALVES]).to(tl.float32) - 8.0).to(DTYPE)
-    elif tl.float16 == DTYPE:
-        low, high = tl.inline_asm_elementwise(
-            INT4_TO_FP16_PTX, "=r,=r,=r,=r,r", [packed], (tl.float16, tl.float16), True, 4
-        )
+        codes = _nibbles(word).to(tl.float32) - 8.0
+        if zero is not None:
+            codes -= _spread(zero.to(tl.float32), codes.shape[1])
+        return codes.to(DTYPE)
     else:
-        low, high = tl.inline_asm_elementwise(
-            INT4_TO_BF16_PTX, "=r,=r,=r,=r,r", [packed], (tl.bfloat16, tl.bfloat16), True, 4
-        )
-    return tl.reshape(tl.join(low, high), [packed.shape[0], 2 * HALVES]).to(DTYPE)
+        BASE: tl.constexpr = 1032 if tl.float16 == DTYPE else 136
+        if zero is None:
+            addend = _twice(tl.full(word.shape, -BASE, tl.int32), DTYPE)
+        else:
+            addend = _spread(_twice(-BASE - zero.to(tl.int32), DTYPE), word.shape[1])
+        return _eight(word, addend, INT4_BF16, INT4_FP16, INT4_FP32, DTYPE)
 
 
 @triton.jit
-def from_e2m1(packed, DTYPE: tl.constexpr):
-    """uint8 ``[n, k / 2]`` -> the numbers as ``DTYPE`` ``[n, k]``, exactly; in the order of :func:`from_int4`."""
-    HALVES: tl.constexpr = packed.shape[1]
+def _spread(grouped, SIZE: tl.constexpr):
+    """``[n, groups] -> [n, SIZE]``: each as often as its group is large."""
+    parts = tl.broadcast_to(grouped[:, :, None], [grouped.shape[0], grouped.shape[1], SIZE // grouped.shape[1]])
+    return tl.reshape(parts, [grouped.shape[0], SIZE])
+
+
+@triton.jit
+def from_e2m1(word, DTYPE: tl.constexpr):
+    """int32 words ``[n, w]`` of eight numbers of 4 bits -> ``DTYPE`` ``[n, 8 w]``, exactly; in the order of
+    :func:`from_int4`."""
     if INTERPRETED:
-        words = tl.reshape(packed, [packed.shape[0], HALVES // 4, 4])
-        words = tl.permute(tl.join(words & 15, words >> 4), [0, 1, 3, 2])
-        wide = tl.reshape(words, [packed.shape[0], 2 * HALVES]).to(tl.int32)
+        wide = _nibbles(word)
         # 2**126 is the ratio of the exponents' biases.
         magnitude = ((wide & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37
         return tl.where(wide >= 8, -magnitude, magnitude).to(DTYPE)
-    elif tl.float16 == DTYPE:
-        low, high = tl.inline_asm_elementwise(
-            E2M1_TO_FP16_PTX, "=r,=r,=r,=r,r", [packed], (tl.float16, tl.float16), True, 4
-        )
     else:
-        low, high = tl.inline_asm_elementwise(
-            E2M1_TO_BF16_PTX, "=r,=r,=r,=r,r", [packed], (tl.bfloat16, tl.bfloat16), True, 4
-        )
-    return tl.reshape(tl.join(low, high), [packed.shape[0], 2 * HALVES]).to(DTYPE)
+        return _eight(word, word, E2M1_BF16, E2M1_FP16, E2M1_FP32, DTYPE)
 
 
 @triton.jit

@@ -51,22 +51,52 @@ def unpacked(loaded, UNPACK_TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def tile_scaled(loaded, products, TILE_SCALE: tl.constexpr):
-    """Products, or sums of products, with a tile's weights: with the factors of its channels, if it has any."""
+def tile_scaled(loaded, tile, TILE_SCALE: tl.constexpr):
+    """``tile [BLOCK_N, inputs]``, or sums of neighbouring inputs of it, times the factors of its groups, if any."""
     if TILE_SCALE is None:
-        return products
+        return tile
     else:
-        return products * TILE_SCALE(loaded)
+        scale = TILE_SCALE(loaded)
+        if scale.shape[1] == 1:
+            return tile * scale
+        else:
+            groups = tl.reshape(tile, [tile.shape[0], scale.shape[1], tile.shape[1] // scale.shape[1]])
+            return tl.reshape(groups * scale[:, :, None], tile.shape)
+
+
+@triton.jit
+def folding(GROUP_SIZE: tl.constexpr, TILE_SCALE: tl.constexpr):
+    """How many neighbouring products are summed before they are multiplied by their group's factor."""
+    if TILE_SCALE is None:
+        return tl.constexpr(1)
+    elif GROUP_SIZE == 0 or GROUP_SIZE >= 8:
+        return tl.constexpr(8)
+    else:
+        return tl.constexpr(GROUP_SIZE)
+
+
+@triton.jit
+def scaled_sums(loaded, products, TILE_SCALE: tl.constexpr, FOLD: tl.constexpr):
+    """``products [BLOCK_N, BLOCK_K]`` with a tile's weights -> ``[BLOCK_N, BLOCK_K / FOLD]``, times its factors."""
+    if FOLD > 1:
+        parts = tl.reshape(products, [products.shape[0], products.shape[1] // FOLD, FOLD])
+        return tile_scaled(loaded, tl.sum(parts, 2), TILE_SCALE)
+    else:
+        return tile_scaled(loaded, products, TILE_SCALE)
 
 
 @triton.jit
 def add_product(acc, loaded, x, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, DTYPE: tl.constexpr):
-    """``acc + weights @ x`` on tensor cores; a tile's factors multiply its sums, not its weights."""
-    tile = unpacked(loaded, UNPACK_TILE, DTYPE)
+    """``acc + weights @ x`` on tensor cores. A factor that all of a channel's tile has multiplies its sums, not its
+    weights."""
     if TILE_SCALE is None:
-        return dot(tile, x, acc)
+        return dot(unpacked(loaded, UNPACK_TILE, DTYPE), x, acc)
     else:
-        return acc + tile_scaled(loaded, dot(tile, x, tl.zeros_like(acc)), TILE_SCALE)
+        scale = TILE_SCALE(loaded)
+        if scale.shape[1] == 1:
+            return acc + dot(unpacked(loaded, UNPACK_TILE, DTYPE), x, tl.zeros_like(acc)) * scale
+        else:
+            return dot(tile_scaled(loaded, unpacked(loaded, UNPACK_TILE, tl.float32), TILE_SCALE).to(DTYPE), x, acc)
 
 
 @triton.jit
@@ -89,25 +119,26 @@ def one_row_product(
             weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
         )
     wait_for_input(PDL)
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    FOLD: tl.constexpr = folding(GROUP_SIZE, TILE_SCALE)
+    acc = tl.zeros([BLOCK_N, BLOCK_K // FOLD], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     x, y = load_row(x_ptr, norm_ptr, 0, IN_FEATURES, BLOCK_K)
     if LAST > 0:
-        for start in range(0, LAST - BLOCK_K, BLOCK_K):
+        for start in tl.range(0, LAST - BLOCK_K, BLOCK_K, loop_unroll_factor=1 if UNPACK_TILE is None else 2):
             third = LOAD_TILE(
                 weight_ptr, scale_ptr, zero_ptr, rows, real, start + 2 * BLOCK_K,
                 IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE,
             )  # fmt: skip
             next_x, next_y = load_row(x_ptr, norm_ptr, start + BLOCK_K, IN_FEATURES, BLOCK_K)
-            acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+            acc += scaled_sums(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE, FOLD)
             squares += x * x
             tile, second = second, third
             x, y = next_x, next_y
         next_x, next_y = load_row(x_ptr, norm_ptr, LAST, IN_FEATURES, BLOCK_K)
-        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+        acc += scaled_sums(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE, FOLD)
         squares += x * x
         tile, x, y = second, next_x, next_y
-    acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+    acc += scaled_sums(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE, FOLD)
     squares += x * x
     return tl.sum(acc, 1)[:, None], tl.sum(squares, 0) + tl.zeros([1], tl.float32)
 

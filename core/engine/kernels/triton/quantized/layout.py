@@ -31,9 +31,9 @@ def packed_nibbles(codes: Tensor, filling: int) -> Tensor:
     """uint8 codes 0 .. 15 ``[out, in]`` -> uint8 ``[slabs, tiles, SLAB, TILE_INPUTS / 2]``."""
     out, inputs = codes.shape
     padded = F.pad(codes, (0, -inputs % TILE_INPUTS, 0, -out % SLAB), value=filling)
-    nibbles = padded.view(padded.shape[0], -1, 2, 4)
-    packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    return packed.view(-1, SLAB, padded.shape[1] // TILE_INPUTS, TILE_INPUTS // 2).transpose(1, 2).contiguous()
+    codes = padded.view(padded.shape[0], -1, 2, 2, 2)  # code 4 a + 2 b + c of eight: half b of byte 2 c + a
+    packed = (codes[:, :, :, 0] | codes[:, :, :, 1] << 4).transpose(2, 3)
+    return packed.reshape(-1, SLAB, padded.shape[1] // TILE_INPUTS, TILE_INPUTS // 2).transpose(1, 2).contiguous()
 
 
 def int4_bytes(out_features: int, in_features: int) -> int:
@@ -58,8 +58,8 @@ def unpacked_int4(packed: Tensor, out_features: int, in_features: int) -> Tensor
 
 def unpacked_nibbles(packed: Tensor, out_features: int, in_features: int) -> Tensor:
     """The inverse of :func:`packed_nibbles`: uint8 ``[out_features, in_features]``."""
-    rows = packed.transpose(1, 2).reshape(packed.shape[0] * SLAB, -1, 1, 4)
-    nibbles = torch.cat([rows & 15, rows >> 4], dim=2).flatten(1)
+    rows = packed.transpose(1, 2).reshape(packed.shape[0] * SLAB, -1, 2, 2).transpose(2, 3)
+    nibbles = torch.stack([rows & 15, rows >> 4], dim=3).flatten(1)
     return nibbles[:out_features, :in_features]
 
 

@@ -10,31 +10,40 @@ from engine.kernels.triton.quantized.layout import SLAB, TILE_INPUTS
 from engine.kernels.triton.tile_ops import below
 
 _SLAB = tl.constexpr(SLAB)
-_TILE_BYTES = tl.constexpr(TILE_INPUTS // 2)
+_TILE_WORDS = tl.constexpr(TILE_INPUTS // 8)
 
 
 @triton.jit
 def load_bytes(weight_ptr, rows, real, start, IN_FEATURES: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Codes of one byte each, ``[out, in]``."""
-    columns = start + tl.arange(0, BLOCK_K)
-    mask = real[:, None] & below(columns, IN_FEATURES, BLOCK_K)[None, :]
-    at = rows[:, None] * IN_FEATURES + columns[None, :]
-    return tl.load(weight_ptr + at, mask=mask, other=0, eviction_policy="evict_first")
+    """Codes of one byte each, ``[out, in]``: int32 words ``[BLOCK_N, BLOCK_K / 4]``, or, where channels begin inside of
+    words, bytes ``[BLOCK_N, BLOCK_K]``."""
+    if IN_FEATURES % 4 == 0:
+        WORDS: tl.constexpr = IN_FEATURES // 4
+        BLOCK: tl.constexpr = BLOCK_K // 4
+        word = start // 4 + tl.arange(0, BLOCK)
+        mask = real[:, None] & below(word, WORDS, BLOCK)[None, :]
+        at = weight_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + rows[:, None] * WORDS + word[None, :]
+        return tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
+    else:
+        columns = start + tl.arange(0, BLOCK_K)
+        mask = real[:, None] & below(columns, IN_FEATURES, BLOCK_K)[None, :]
+        at = rows[:, None] * IN_FEATURES + columns[None, :]
+        return tl.load(weight_ptr + at, mask=mask, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
 def load_nibbles(weight_ptr, rows, real, start, IN_FEATURES: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Codes of half a byte, in tiles of ``SLAB`` channels by ``TILE_INPUTS`` inputs: uint8 ``[BLOCK_N, BLOCK_K / 2]``.
+    """Codes of half a byte, in tiles of ``SLAB`` channels by ``TILE_INPUTS`` inputs: int32 ``[BLOCK_N, BLOCK_K / 8]``.
 
     A weight of code 0 fills the last tiles, so there is nothing to mask along the input.
     """
-    TILES: tl.constexpr = (IN_FEATURES + 2 * _TILE_BYTES - 1) // (2 * _TILE_BYTES)
-    byte = start // 2 + tl.arange(0, BLOCK_K // 2)
-    row_at = (rows // _SLAB) * (TILES * _SLAB * _TILE_BYTES) + (rows % _SLAB) * _TILE_BYTES
-    byte_at = (byte // _TILE_BYTES) * (_SLAB * _TILE_BYTES) + byte % _TILE_BYTES
-    mask = real[:, None] & below(byte, TILES * _TILE_BYTES, BLOCK_K // 2)[None, :]
-    at = row_at[:, None] + byte_at[None, :]
-    return tl.load(weight_ptr + at, mask=mask, other=0x88, eviction_policy="evict_first")
+    TILES: tl.constexpr = (IN_FEATURES + 8 * _TILE_WORDS - 1) // (8 * _TILE_WORDS)
+    word = start // 8 + tl.arange(0, BLOCK_K // 8)
+    row_at = (rows // _SLAB) * (TILES * _SLAB * _TILE_WORDS) + (rows % _SLAB) * _TILE_WORDS
+    word_at = (word // _TILE_WORDS) * (_SLAB * _TILE_WORDS) + word % _TILE_WORDS
+    mask = real[:, None] & below(word, TILES * _TILE_WORDS, BLOCK_K // 8)[None, :]
+    at = weight_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + row_at[:, None] + word_at[None, :]
+    return tl.load(at, mask=mask, other=-0x77777778, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -53,39 +62,16 @@ def load_groups(
 
 
 @triton.jit
-def by_group(tile, grouped):
-    """``tile [BLOCK_N, BLOCK_K]`` as ``[BLOCK_N, groups, inputs]``, and ``grouped`` as float32 beside it."""
-    GROUPS: tl.constexpr = grouped.shape[1]
-    parts = tl.reshape(tile, [tile.shape[0], GROUPS, tile.shape[1] // GROUPS])
-    return parts, grouped.to(tl.float32)[:, :, None]
-
-
-@triton.jit
-def scaled(tile, scale, DTYPE: tl.constexpr):
-    """Codes, exact in any dtype, times the scales of their groups, rounded once; as they are where the whole tile is
-    of one group (see :func:`group_scale`)."""
-    if scale.shape[1] == 1:
-        return tile.to(DTYPE)
-    else:
-        parts, wide = by_group(tile.to(tl.float32), scale)
-        return tl.reshape(parts * wide, tile.shape).to(DTYPE)
-
-
-@triton.jit
 def group_scale(loaded):
-    """``tile_scale`` of the formats with groups: 1 where :func:`scaled` has seen to it."""
-    scale = loaded[1]
-    if scale.shape[1] == 1:
-        return scale.to(tl.float32)
-    else:
-        return tl.full([scale.shape[0], 1], 1.0, tl.float32)
+    """``tile_scale`` of the formats with groups."""
+    return loaded[1].to(tl.float32)
 
 
 @triton.jit
 def shifted(tile, zero):
     """Codes minus the zeros of their groups: integers that any dtype holds."""
-    parts, wide = by_group(tile.to(tl.float32), zero)
-    return tl.reshape(parts - wide, tile.shape)
+    parts = tl.reshape(tile, [tile.shape[0], zero.shape[1], tile.shape[1] // zero.shape[1]])
+    return tl.reshape(parts - zero.to(tl.float32)[:, :, None], tile.shape)
 
 
 @triton.jit
@@ -118,7 +104,7 @@ def load_int4(
 
 @triton.jit
 def unpack_int4(loaded, DTYPE: tl.constexpr):
-    return from_int4(loaded, DTYPE)
+    return from_int4(loaded, None, DTYPE)
 
 
 @triton.jit
@@ -151,32 +137,29 @@ def load_int4_groups(
 
 @triton.jit
 def unpack_int8_groups(loaded, DTYPE: tl.constexpr):
-    codes, scale = loaded
-    return scaled(from_int8(codes, tl.bfloat16), scale, DTYPE)
+    return from_int8(loaded[0], DTYPE)
 
 
 @triton.jit
 def unpack_int8_zeros(loaded, DTYPE: tl.constexpr):
-    codes, scale, zero = loaded
-    return scaled(shifted(from_int8(codes, tl.bfloat16), zero), scale, DTYPE)
+    codes, _, zero = loaded
+    return shifted(from_int8(codes, tl.float32), zero).to(DTYPE)
 
 
 @triton.jit
 def unpack_e4m3_groups(loaded, DTYPE: tl.constexpr):
-    codes, scale = loaded
-    return scaled(from_e4m3(codes, tl.bfloat16), scale, DTYPE)
+    return from_e4m3(loaded[0], DTYPE)
 
 
 @triton.jit
 def unpack_int4_groups(loaded, DTYPE: tl.constexpr):
-    codes, scale = loaded
-    return scaled(from_int4(codes, tl.bfloat16), scale, DTYPE)
+    return from_int4(loaded[0], None, DTYPE)
 
 
 @triton.jit
 def unpack_int4_zeros(loaded, DTYPE: tl.constexpr):
-    codes, scale, zero = loaded
-    return scaled(shifted(from_int4(codes, tl.bfloat16), zero), scale, DTYPE)
+    codes, _, zero = loaded
+    return from_int4(codes, zero, DTYPE)
 
 
 @triton.jit
@@ -187,11 +170,10 @@ def power_of_two(exponent):
 
 @triton.jit
 def unpack_e2m1_groups(loaded, DTYPE: tl.constexpr):
-    codes, scale = loaded
-    return scaled(from_e2m1(codes, tl.bfloat16), power_of_two(scale), DTYPE)
+    return from_e2m1(loaded[0], DTYPE)
 
 
 @triton.jit
 def exponent_scale(loaded):
     """:func:`group_scale` of e2m1."""
-    return group_scale((loaded[0], power_of_two(loaded[1])))
+    return power_of_two(loaded[1])
