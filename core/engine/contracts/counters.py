@@ -26,6 +26,34 @@ class Metric:
     bounds: tuple[float, ...] = ()
     """Of a histogram: upper bounds of its buckets, ascending. A bucket holds its bound."""
 
+    @property
+    def bucket(self) -> str:
+        """Series of a histogram: the cumulative count up to each bound, by label ``le``."""
+        return self._of_histogram("bucket")
+
+    @property
+    def sum(self) -> str:
+        """Series of a histogram: all observed values, added up."""
+        return self._of_histogram("sum")
+
+    @property
+    def count(self) -> str:
+        """Series of a histogram: how many values were observed."""
+        return self._of_histogram("count")
+
+    def selector(self, value: str) -> str:
+        """The label with this value, as PromQL has it: ``finish_reason="error"``."""
+        assert self.label, f"{self.name} has no label"
+        return f'{self.label}="{value}"'
+
+    def series(self, value: str) -> str:
+        """Series of a counter or a gauge whose label has this value."""
+        return f"{self.name}{{{self.selector(value)}}}"
+
+    def _of_histogram(self, part: str) -> str:
+        assert self.kind == "histogram", f"{self.name} is a {self.kind}"
+        return f"{self.name}_{part}"
+
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     """A metric and its values at a moment."""

@@ -31,9 +31,9 @@ class EngineCounters:
         positions = [str(1 + at) for at in range(max_draft_tokens)]
         labels: dict[str, Sequence[str]] = {
             declared.KV_GROUP_USED.name: (),  # groups are the model's: they show with the first step
-            declared.TRIED.name: positions,
-            declared.ACCEPTED_AT.name: positions,
-            declared.FINISHED.name: FINISH_REASONS,
+            declared.TRIED_PER_POSITION.name: positions,
+            declared.ACCEPTED_PER_POSITION.name: positions,
+            declared.REQUESTS.name: FINISH_REASONS,
             declared.STEP_TOKENS.name: ("prefill", "decode"),
             declared.REJECTED.name: STATUSES,
         }
@@ -61,13 +61,13 @@ class EngineCounters:
                 case RequestEvent():
                     self._on_request(event)
                 case PrefixCacheEvent():
-                    self._add(declared.QUERIES, event.queries)
-                    self._add(declared.HITS, event.hits)
+                    self._add(declared.PREFIX_CACHE_QUERIES, event.queries)
+                    self._add(declared.PREFIX_CACHE_HITS, event.hits)
                 case RejectedEvent():
                     status = str(event.status)
                     self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
                 case DroppedEvent():
-                    self._add(declared.DROPPED, event.num_events)
+                    self._add(declared.DROPPED_EVENTS, event.num_events)
 
     def _on_step(self, event: StepEvent) -> None:
         self._observe_ms(declared.STEP, event.duration_ms)
@@ -78,15 +78,15 @@ class EngineCounters:
         self._set(declared.KV_USED, event.kv_used)
         for group, used in event.kv_groups_used:
             self._set(declared.KV_GROUP_USED, used, group)
-        self._set(declared.RUNNING, event.running)
-        self._set(declared.WAITING, event.waiting)
-        self._add(declared.DRAFTED, event.drafted)
-        self._add(declared.ACCEPTED, event.accepted)
-        self._add(declared.CHAINS, event.draft_chains)
-        self._add(declared.DRAFTING, event.draft_ms / 1e3)
+        self._set(declared.REQUESTS_RUNNING, event.running)
+        self._set(declared.REQUESTS_WAITING, event.waiting)
+        self._add(declared.DRAFTED_TOKENS, event.drafted)
+        self._add(declared.ACCEPTED_TOKENS, event.accepted)
+        self._add(declared.DRAFT_CHAINS, event.draft_chains)
+        self._add(declared.DRAFT_SECONDS, event.draft_ms / 1e3)
         for metric, drafts in (
-            (declared.TRIED, event.drafts_tried),
-            (declared.ACCEPTED_AT, event.drafts_accepted),
+            (declared.TRIED_PER_POSITION, event.drafts_tried),
+            (declared.ACCEPTED_PER_POSITION, event.drafts_accepted),
         ):
             for position, count in enumerate(drafts, start=1):
                 self._add(metric, count, str(position))
@@ -95,9 +95,9 @@ class EngineCounters:
         self._add(declared.STEP_TOKENS, event.num_decode_tokens, "decode")
 
     def _on_request(self, event: RequestEvent) -> None:
-        self._add(declared.FINISHED, 1, event.finish_reason)
-        self._add(declared.PROMPT, event.prompt_tokens)
-        self._add(declared.GENERATION, event.output_tokens)
+        self._add(declared.REQUESTS, 1, event.finish_reason)
+        self._add(declared.PROMPT_TOKENS, event.prompt_tokens)
+        self._add(declared.GENERATION_TOKENS, event.output_tokens)
         # Of every ended sequence: leaving out those that gave up waiting would hide the worst waits.
         self._observe_ms(declared.QUEUE, event.queue_ms)
         if event.finish_reason == "abort":

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.counters.declared import REQUESTS_RUNNING
+
 SCHEMA = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -123,7 +125,7 @@ def _variables() -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     chosen = ""
     for name in ("job", "model", "instance"):
-        query = f"label_values(engine_requests_running{{{chosen}}}, {name})"
+        query = f"label_values({REQUESTS_RUNNING.name}{{{chosen}}}, {name})"
         yield {
             "name": name,
             "label": name.capitalize(),

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from engine.contracts.percentiles import describe
+from engine.counters import declared
 from engine.machine import MachineUse
 from engine_lab.doctor.evidence import Figures
 from engine_lab.shared.live import Sample, quantile
@@ -19,22 +20,22 @@ Series = dict[tuple[str, str], float]
 """Values by a metric's name and its label ``le``, ``kind`` or ``finish_reason``, summed over all others."""
 ARRIVAL_BIN_S = 0.25
 COUNTERS = {
-    "steps": "engine_step_seconds_count",
-    "rejected": "engine_rejected_total",
-    "aborted": "engine_aborts_total",
-    "preemptions": "engine_preemptions_total",
-    "drafted": "engine_drafted_tokens_total",
-    "accepted": "engine_accepted_tokens_total",
-    "chains": "engine_draft_chains_total",
-    "itl_count": "engine_itl_seconds_count",
+    "steps": declared.STEP.count,
+    "rejected": declared.REJECTED.name,
+    "aborted": declared.ABORTS.name,
+    "preemptions": declared.PREEMPTIONS.name,
+    "drafted": declared.DRAFTED_TOKENS.name,
+    "accepted": declared.ACCEPTED_TOKENS.name,
+    "chains": declared.DRAFT_CHAINS.name,
+    "itl_count": declared.ITL.count,
 }
 STEP_MEANS = {
-    "step_ms": ("engine_step_seconds_sum", 1e3),
-    "host_ms": ("engine_step_host_seconds_sum", 1e3),
-    "device_ms": ("engine_step_device_seconds_sum", 1e3),
-    "gap_ms": ("engine_step_gap_seconds_sum", 1e3),
-    "rows": ("engine_step_requests_sum", 1.0),
-    "draft_ms": ("engine_draft_seconds_total", 1e3),
+    "step_ms": (declared.STEP.sum, 1e3),
+    "host_ms": (declared.STEP_HOST.sum, 1e3),
+    "device_ms": (declared.STEP_DEVICE.sum, 1e3),
+    "gap_ms": (declared.STEP_GAP.sum, 1e3),
+    "rows": (declared.STEP_REQUESTS.sum, 1.0),
+    "draft_ms": (declared.DRAFT_SECONDS.name, 1e3),
 }
 COSTS = ("base_ms", "per_row_ms", "per_token_ms", "per_decode_context_ms", "per_prefill_context_ms")
 STEP_COST = ("cost.base_ms", "cost.per_row_ms", "cost.per_token_ms")
@@ -193,9 +194,9 @@ def _of_counters(seen: Seen) -> Figures:
         found |= {name: gained(metric) * unit / found["steps"] for name, (metric, unit) in STEP_MEANS.items()}
         found["busy_share"] = found["steps"] * found["device_ms"] / 1e3 / seen.seconds
     if found["itl_count"]:
-        found["itl_mean_ms"] = gained("engine_itl_seconds_sum") * 1e3 / found["itl_count"]
-        bounds = [label for metric, label in seen.after if metric == "engine_itl_seconds_bucket"]
-        buckets = {float(label): gained("engine_itl_seconds_bucket", label) for label in bounds}
+        found["itl_mean_ms"] = gained(declared.ITL.sum) * 1e3 / found["itl_count"]
+        bounds = [label for metric, label in seen.after if metric == declared.ITL.bucket]
+        buckets = {float(label): gained(declared.ITL.bucket, label) for label in bounds}
         for name, share in (("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
             found[name] = quantile(share, buckets) * 1e3
     return found

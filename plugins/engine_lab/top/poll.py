@@ -9,26 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.contracts.findings import EngineReader
+from engine.counters import declared
 from engine_lab.shared.live import Sample, metrics_of, plan_of
 
 REQUESTS = 32
 """That ended last, of which the slowest are shown."""
 COUNTERS = {
-    "output_tokens": ("engine_ttft_seconds_count", "engine_itl_seconds_count"),
-    "prefill_tokens": ("engine_step_tokens_total{kind=prefill}",),
-    "requests": ("engine_requests_total",),
-    "steps": ("engine_step_seconds_count",),
-    "rows": ("engine_step_requests_sum",),
-    "step_s": ("engine_step_seconds_sum",),
-    "host_s": ("engine_step_host_seconds_sum",),
-    "device_s": ("engine_step_device_seconds_sum",),
-    "gap_s": ("engine_step_gap_seconds_sum",),
-    "queries": ("engine_prefix_cache_queries_total",),
-    "hits": ("engine_prefix_cache_hits_total",),
-    "drafted": ("engine_drafted_tokens_total",),
-    "accepted": ("engine_accepted_tokens_total",),
-    "chains": ("engine_draft_chains_total",),
-    "preemptions": ("engine_preemptions_total",),
+    "output_tokens": (declared.TTFT.count, declared.ITL.count),
+    "prefill_tokens": (declared.STEP_TOKENS.series("prefill"),),
+    "requests": (declared.REQUESTS.name,),
+    "steps": (declared.STEP.count,),
+    "rows": (declared.STEP_REQUESTS.sum,),
+    "step_s": (declared.STEP.sum,),
+    "host_s": (declared.STEP_HOST.sum,),
+    "device_s": (declared.STEP_DEVICE.sum,),
+    "gap_s": (declared.STEP_GAP.sum,),
+    "queries": (declared.PREFIX_CACHE_QUERIES.name,),
+    "hits": (declared.PREFIX_CACHE_HITS.name,),
+    "drafted": (declared.DRAFTED_TOKENS.name,),
+    "accepted": (declared.ACCEPTED_TOKENS.name,),
+    "chains": (declared.DRAFT_CHAINS.name,),
+    "preemptions": (declared.PREEMPTIONS.name,),
 }
 """What is counted, and the metrics it is the sum of. Output tokens are those that left, not those of ended requests."""
 
@@ -60,7 +61,7 @@ def counters_of(metrics: Iterable[Sample]) -> dict[str, float]:
     """The sums of :data:`COUNTERS`, over all labels that they do not name."""
     totals: dict[str, float] = {}
     for sample in metrics:
-        for name in (sample.name, f"{sample.name}{{kind={sample.labels.get('kind')}}}"):
+        for name in (sample.name, *(f'{sample.name}{{{label}="{value}"}}' for label, value in sample.labels.items())):
             totals[name] = totals.get(name, 0.0) + sample.value
     return {key: sum(totals.get(name, 0.0) for name in names) for key, names in COUNTERS.items()}
 

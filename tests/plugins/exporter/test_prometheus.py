@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,13 +73,6 @@ def test_every_family_has_a_type_a_help_text_and_the_model_label():
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
         assert all(sample.labels["model"] == "m" for sample in family.samples)
-
-
-def test_every_metric_is_defined_once_in_the_documentation():
-    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    samples = [name if family.type != "counter" else f"{name}_total" for name, family in families(make()).items()]
-    defined = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `engine_")]
-    assert sorted(samples) == sorted(defined)
 
 
 def test_histogram_buckets_are_cumulative_and_end_at_the_count():
