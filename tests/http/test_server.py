@@ -238,6 +238,22 @@ async def test_observability_routes_answer_and_hide_the_key() -> None:
         assert json.loads(data)["ttft_ms"]["count"] == 1
 
 
+@in_loop
+async def test_whatever_is_said_of_an_engine_names_it() -> None:
+    async with running() as server:
+        assert (await server.post(CHAT, chat()))[0] == 200
+
+        async def said(path: str) -> Any:
+            return json.loads((await server.get(path))[2])
+
+        for path in ("/ready", "/engine/stats", "/engine/latency", "/engine/counters"):
+            assert (await said(path))["engine"] == "default", path
+        assert (await said("/engine/plan"))["id"] == "default"
+        (request,) = (await said("/engine/requests"))["requests"]
+        (sequence,) = (await said(f"/engine/requests/{request['request_id']}"))["sequences"]
+        assert request["engine"] == sequence["engine"] == "default"
+
+
 @pytest.mark.parametrize(
     ("cause", "words"),
     [

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.contracts.events import DEFAULT_ENGINE
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -69,3 +71,5 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: tuple[int, ...] = ()
     """Of a histogram: observations in each bucket; the last one is of those beyond all bounds."""
     sum: float = 0.0
+    engine: str = DEFAULT_ENGINE
+    """Whose: the id of an engine."""

@@ -1,10 +1,16 @@
-"""What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches."""
+"""What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches.
+
+``engine`` of an event is the id of the engine that it is of. Events without it are the server's.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from engine.contracts.request import FinishReason
+
+DEFAULT_ENGINE = "default"
+"""The id of the engine of a server that has one."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +69,7 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """Whose prompt tokens they are; at most :data:`MAX_CHUNKS`, the largest first."""
     captured: bool = False
     """Replayed from a capture (a CUDA graph), not launched kernel by kernel."""
+    engine: str = DEFAULT_ENGINE
 
 
 class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted"):
@@ -76,6 +83,7 @@ class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted"):
     """Tokens whose keys and values the prefix cache had."""
     preemptions: int = 0
     """How often it was preempted before."""
+    engine: str = DEFAULT_ENGINE
 
 
 class PreemptedEvent(msgspec.Struct, frozen=True, tag="preempted"):
@@ -87,6 +95,7 @@ class PreemptedEvent(msgspec.Struct, frozen=True, tag="preempted"):
     """That were computed."""
     by: str = ""
     """The sequence that needed its blocks."""
+    engine: str = DEFAULT_ENGINE
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
@@ -98,6 +107,7 @@ class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
     hits: int
     """Prompt tokens found."""
     request_id: str = ""
+    engine: str = DEFAULT_ENGINE
 
 
 class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
@@ -107,6 +117,7 @@ class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
     request_id: str
     ttft_ms: float
     """From arrival at the server, tokenizing and queueing included."""
+    engine: str = DEFAULT_ENGINE
 
 
 class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
@@ -117,6 +128,7 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
     num_tokens: int
     itl_ms: float
     """Time since the previous output of this sequence, divided by ``num_tokens``."""
+    engine: str = DEFAULT_ENGINE
 
 
 class RequestParameters(msgspec.Struct, frozen=True):
@@ -182,6 +194,7 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     span_id: str = ""
     """Of the request here, in the client's trace; empty without one, and for further sequences of a request."""
     parameters: RequestParameters | None = None
+    engine: str = DEFAULT_ENGINE
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
@@ -204,11 +217,12 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
-    """A request was refused before it reached the engine."""
+    """A request was refused before it reached an engine: the one whose model the server offers."""
 
     at_s: float
     status: int
     reason: str
+    engine: str = DEFAULT_ENGINE
 
 
 class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import (
+    DEFAULT_ENGINE,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -25,9 +28,9 @@ STATUSES = ("400", "401", "403", "404", "408", "413", "429", "500", "502", "503"
 class EngineCounters:
     """All of :mod:`engine.counters.declared`, of one engine. Fed and read by one thread, that of the event bus."""
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        """``max_draft_tokens``: drafts of one request in one step that there are counters for."""
-        self._metrics = metrics = Metrics()
+    def __init__(self, max_draft_tokens: int, engine: str = DEFAULT_ENGINE) -> None:
+        """``max_draft_tokens``: drafts of one request in one step that there are counters for. ``engine``: its id."""
+        self._engine, self._metrics = engine, Metrics()
         positions = [str(1 + at) for at in range(max_draft_tokens)]
         labels: dict[str, Sequence[str]] = {
             declared.KV_GROUP_USED.name: (),  # groups are the model's: they show with the first step
@@ -41,13 +44,13 @@ class EngineCounters:
         self._scalars: dict[str, Scalar] = {}
         for metric in declared.METRICS:
             if metric.kind == "histogram":
-                self._histograms[metric.name] = metrics.histogram(metric)
+                self._histograms[metric.name] = self._metrics.histogram(metric)
             else:
-                self._scalars[metric.name] = metrics.scalar(metric, labels.get(metric.name, ("",)))
+                self._scalars[metric.name] = self._metrics.scalar(metric, labels.get(metric.name, ("",)))
         self._itl = self._histograms[declared.ITL.name]
 
     def readings(self) -> list[Reading]:
-        return self._metrics.readings()
+        return [replace(reading, engine=self._engine) for reading in self._metrics.readings()]
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:

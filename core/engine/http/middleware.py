@@ -63,8 +63,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except ApiError as error:
         if _route(request) in endpoints.PATHS and _is_refusal(error):
-            event = RejectedEvent(time.monotonic(), status_of(error), error.code or "invalid_request")
-            request.app[STATE].bus.publish((event,))
+            state, code = request.app[STATE], error.code or "invalid_request"
+            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.engine.id),))
         return error_response(error)
     except web.HTTPException as error:
         return http_error_response(error, request.method)

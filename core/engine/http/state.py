@@ -23,7 +23,6 @@ from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.findings import Finders
-from engine.service.latency import RollingLatency
 from engine.service.parsing import P
 from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
@@ -46,7 +45,6 @@ class ServerState:
     admission: Admission
     bodies: Bodies
     bus: EventBus
-    latency: RollingLatency
     waterfalls: Waterfalls
     finders: Finders
     created: int = field(default_factory=lambda: int(time.time()))

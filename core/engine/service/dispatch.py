@@ -115,7 +115,7 @@ class Dispatcher:
                     stream = engine.client.submit(request)
                     engine.prompts.add(request.request_id, request.prompt, request.cache_salt)
                 output = _output(engine, job, index, request.sampling, stream)
-                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish))
+                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish, engine.id))
         except EngineDead as dead:
             raise engine_died(dead.cause) from None
 

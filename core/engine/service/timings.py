@@ -72,6 +72,7 @@ class Account:
         write: Written,
         trace: TraceContext,
         parameters: RequestParameters | None,
+        engine: str,
     ) -> RequestEvent:
         """The same numbers for exporters."""
         return RequestEvent(
@@ -106,6 +107,7 @@ class Account:
             traceparent=trace.parent,
             span_id=trace.span_id,
             parameters=parameters,
+            engine=engine,
         )
 
     def public(self) -> dict[str, Any]:

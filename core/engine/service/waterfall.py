@@ -8,7 +8,7 @@ found by time, so nothing is counted per token.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +66,7 @@ class Waterfall:
         request = self.request
         return {
             "request_id": request.request_id,
+            "engine": request.engine,
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.cached_tokens,
@@ -93,14 +94,15 @@ class Waterfalls:
     def __init__(self, max_requests: int = MAX_REQUESTS, max_steps: int = MAX_STEPS) -> None:
         self._requests: OrderedDict[str, RequestEvent] = OrderedDict()
         self._marks: OrderedDict[str, Marks] = OrderedDict()
-        self._steps: deque[StepEvent] = deque(maxlen=max_steps)
+        self._steps: defaultdict[str, deque[StepEvent]] = defaultdict(lambda: deque(maxlen=max_steps))
+        """By engine."""
         self._max_requests = max_requests
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
                 case StepEvent():
-                    self._steps.append(event)
+                    self._steps[event.engine].append(event)
                 case AdmittedEvent() if event.preemptions:
                     keep(self._marks_of(event.request_id).admitted, event)
                 case PreemptedEvent():
@@ -137,11 +139,11 @@ class Waterfalls:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        return build(request, self._marks.get(request_id, Marks()), self._steps)
+        return build(request, self._marks.get(request_id, Marks()), self._steps[request.engine])
 
-    def steps(self, first_s: float, last_s: float) -> list[StepEvent]:
-        """Those kept that were at work between two moments."""
-        return steps_between(self._steps, first_s, last_s)
+    def steps(self, engine: str, first_s: float, last_s: float) -> list[StepEvent]:
+        """Those kept of an engine that were at work between two moments."""
+        return steps_between(self._steps[engine], first_s, last_s)
 
 
 def keep(marks: list[Any], event: Any) -> None:

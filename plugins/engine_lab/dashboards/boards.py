@@ -43,7 +43,9 @@ RUNNING = Panel(
     ),
     "short",
 )
-KV_USED = Panel("KV cache in use", one(gauge(declared.KV_USED, "max", "instance"), "{{instance}}"), "percentunit")
+KV_USED = Panel(
+    "KV cache in use", one(gauge(declared.KV_USED, "max", "instance, engine"), "{{instance}} {{engine}}"), "percentunit"
+)
 PREEMPTIONS = Panel("Preemptions", one(rate(declared.PREEMPTIONS), "preemptions"), "ops")
 HITS = Panel(
     "Prompt tokens found in the prefix cache",
@@ -146,7 +148,10 @@ KV = Dashboard(
                 KV_USED,
                 Panel(
                     "By group of layers",
-                    one(gauge(declared.KV_GROUP_USED, "max", "instance, group"), "{{instance}} {{group}}"),
+                    one(
+                        gauge(declared.KV_GROUP_USED, "max", "instance, engine, group"),
+                        "{{instance}} {{engine}} {{group}}",
+                    ),
                     "percentunit",
                 ),
                 RUNNING,

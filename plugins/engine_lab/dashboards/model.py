@@ -11,7 +11,7 @@ from engine.counters.declared import REQUESTS_RUNNING
 SCHEMA = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SELECTED = 'job=~"$job",model=~"$model",instance=~"$instance"'
+SELECTED = 'job=~"$job",model=~"$model",instance=~"$instance",engine=~"$engine"'
 """Labels of the engines that the viewer has chosen."""
 
 
@@ -124,7 +124,7 @@ def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 def _variables() -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     chosen = ""
-    for name in ("job", "model", "instance"):
+    for name in ("job", "model", "instance", "engine"):
         query = f"label_values({REQUESTS_RUNNING.name}{{{chosen}}}, {name})"
         yield {
             "name": name,

@@ -65,14 +65,14 @@ class TestConformanceWithVllmNames(ExporterConformance):
         return plain("vllm")
 
 
-def test_every_family_has_a_type_a_help_text_and_the_model_label():
+def test_every_family_has_a_type_a_help_text_and_the_labels_model_and_engine():
     exporter = make()
     exporter.export(one_of_each())
     for family in families(exporter).values():
         assert family.name.startswith("engine_")
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
-        assert all(sample.labels["model"] == "m" for sample in family.samples)
+        assert all({"model": "m", "engine": "default"}.items() <= each.labels.items() for each in family.samples)
 
 
 def test_histogram_buckets_are_cumulative_and_end_at_the_count():
