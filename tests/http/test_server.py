@@ -18,6 +18,7 @@ from engine.http import bodies
 from engine.http.server import Server
 from engine.loop.messages import CauseOfDeath, Failed
 from engine.machine import MachineTimes, Meter
+from engine.service.parsing import parse_messages
 
 from ..service.fakes import (
     MAX_LEN,
@@ -206,7 +207,7 @@ async def test_text_becomes_tokens_and_back() -> None:
         assert (await server.post("/detokenize", {"tokens": [10**6]}))[0] == 400
         assert (await server.post("/tokenize", {}))[0] == 400
         _, _, data = await server.post("/tokenize", {"messages": chat()["messages"]})
-        assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(chat()["messages"]))
+        assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(parse_messages(chat()["messages"])))
 
 
 @in_loop

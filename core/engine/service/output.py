@@ -20,8 +20,26 @@ class Text(msgspec.Struct, frozen=True):
     text: str
 
 
-Part = Text
-"""What an output consists of. Reasoning and tool calls are kinds of parts beside text; no parser makes them yet."""
+class Reasoning(msgspec.Struct, frozen=True):
+    """A part that is what the model thinks before it answers. No parser makes any yet."""
+
+    text: str
+
+
+class CallText(msgspec.Struct, frozen=True):
+    """A part of a tool call. No parser makes any yet."""
+
+    index: int
+    """Which call of the output it is a part of, from 0."""
+    arguments: str
+    """More of the JSON of its arguments."""
+    id: str = ""
+    """In the first part of a call, as ``name``."""
+    name: str = ""
+
+
+Part = Text | Reasoning | CallText
+"""What an output consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +66,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        parts = self.parts
-        return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
+        """For the reader: without reasoning and tool calls."""
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:

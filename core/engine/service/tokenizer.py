@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes
 from engine.service.one_at_a_time import Turns
 from engine.service.quoting import Rendered, specials_pattern
-from engine.service.template_worker import TemplateWorker
+from engine.service.template_worker import GREETING, TemplateWorker
 from engine.service.tokenizer_config import TokenizerConfig
 from engine.service.tokenizer_file import SPARE_TOKENS, read_tokenizer
+from engine.service.turns import Conversation
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ class Tokenizer:
         await self._run("", 0, self.encode_now, "warm")
         if self.template is not None:
             try:
-                await self.encode_chat([{"role": "user", "content": "warm"}])
+                await self.encode_chat(GREETING)
             except TemplateFailed:
                 pass  # a template may refuse this conversation; a request that it refuses is told so
 
@@ -209,20 +210,12 @@ class Tokenizer:
             return known
         return await self._run(client, len(text), self.encode_now, text, add_special_tokens)
 
-    async def encode_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        client: str = "",
-    ) -> tuple[int, ...]:
-        """Ids of a conversation. Special tokens spelled in a message, or in one of the ``variables`` for the template,
-        are text, whoever wrote it.
+    async def encode_chat(self, conversation: Conversation, *, client: str = "") -> tuple[int, ...]:
+        """Ids of a conversation. Special tokens spelled anywhere in it are text, whoever wrote it.
 
         Raises :class:`engine.service.chat_template.TemplateFailed`, and what :meth:`encode` does.
         """
-        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials, variables)
+        rendered = await self._chat_template().render(conversation, self._specials)
         if len(rendered.text) <= SHORT_CHARS:
             return self._encode_rendered(rendered)
         return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
@@ -235,15 +228,9 @@ class Tokenizer:
         """:meth:`encode` in the calling thread."""
         return self._whole(text, add_special_tokens)
 
-    def encode_chat_now(
-        self,
-        messages: Sequence[dict[str, Any]],
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
+    def encode_chat_now(self, conversation: Conversation) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        template = self._chat_template()
-        return self._encode_rendered(template.render_now(messages, add_generation_prompt, self._specials, variables))
+        return self._encode_rendered(self._chat_template().render_now(conversation, self._specials))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""
