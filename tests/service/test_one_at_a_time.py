@@ -9,7 +9,7 @@ import pytest
 
 from engine.service.addresses import network_of
 from engine.service.errors import ApiError
-from engine.service.one_at_a_time import Turns
+from engine.service.one_at_a_time import OneAtATime
 
 
 def on_a_loop(test):
@@ -22,11 +22,11 @@ def on_a_loop(test):
 
 @on_a_loop
 async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it():
-    turns, done = Turns("text", 1000), []
+    turns, done = OneAtATime("text", 1000), []
     first = asyncio.Event()
 
     async def work(client, size):
-        async with turns.turn(client, size):
+        async with turns.hold(client, size):
             await first.wait()
             done.append(client)
 
@@ -41,10 +41,10 @@ async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it
 
 @on_a_loop
 async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_client():
-    turns = Turns("text", 100)
-    async with turns.turn("a", 500):
+    turns = OneAtATime("text", 100)
+    async with turns.hold("a", 500):
         with pytest.raises(ApiError) as refusal:
-            async with turns.turn("a", 1):
+            async with turns.hold("a", 1):
                 pass
         assert refusal.value.kind == "overloaded"
         waiting = asyncio.create_task(turns._begin("b", 500))
@@ -52,20 +52,20 @@ async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_clien
         assert not waiting.done()
     await waiting
     turns._end("b", 500)
-    async with turns.turn("a", 1):
+    async with turns.hold("a", 1):
         pass
 
 
 @on_a_loop
 async def test_who_leaves_passes_the_turn_on():
-    turns = Turns("text", 100)
+    turns = OneAtATime("text", 100)
     tasks = []
 
     async def work():
-        async with turns.turn("a", 1):
+        async with turns.hold("a", 1):
             await asyncio.sleep(0)
 
-    async with turns.turn("b", 1):
+    async with turns.hold("b", 1):
         tasks = [asyncio.create_task(work()) for _ in range(5)]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -74,13 +74,13 @@ async def test_who_leaves_passes_the_turn_on():
     tasks[1].cancel()  # at the moment when it has the turn
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(end, asyncio.CancelledError) for end in ended] == [True, True, False, True, False]
-    async with asyncio.timeout(5), turns.turn("c", 1):
+    async with asyncio.timeout(5), turns.hold("c", 1):
         assert turns._sizes == {"c": 1}
 
 
 @on_a_loop
 async def test_work_that_nobody_waits_for_any_more_ends_before_the_next_begins():
-    turns, pool, running, go = Turns("text", 100), ThreadPoolExecutor(2), threading.Event(), threading.Event()
+    turns, pool, running, go = OneAtATime("text", 100), ThreadPoolExecutor(2), threading.Event(), threading.Event()
 
     def slow():
         running.set()

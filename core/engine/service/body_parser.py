@@ -6,7 +6,7 @@ import msgspec
 
 from engine.service.body_child import KINDS, Question, Refusal, Reply
 from engine.service.errors import ApiError, bad_request
-from engine.service.one_at_a_time import Turns
+from engine.service.one_at_a_time import OneAtATime
 from engine.service.parsing import Limits, P, parse
 from engine.service.sandbox.process import LimitBroken, Sandbox
 
@@ -24,7 +24,7 @@ class BodyParser:
     def __init__(self) -> None:
         self._sandbox = Sandbox("engine.service.body_child", MEMORY_MB)
         self._decode = msgspec.msgpack.Decoder(Reply).decode
-        self._turns = Turns("JSON", MOST_BYTES)
+        self._turns = OneAtATime("JSON", MOST_BYTES)
 
     async def parse(self, kind: type[P], body: bytes, limits: Limits, client: str = "") -> P:
         """See :func:`engine.service.parsing.parse`; clients take turns. Raises :class:`ApiError`, and ``SandboxEnded``
@@ -33,7 +33,7 @@ class BodyParser:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
         try:
-            async with self._turns.turn(client, len(body)):  # one copy of a large body at a time
+            async with self._turns.hold(client, len(body)):  # one copy of a large body at a time
                 frame = msgspec.msgpack.encode(question)
                 reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
         except LimitBroken as error:

@@ -1,4 +1,4 @@
-"""Long work of which one piece is done at a time: clients take turns, and what waits is bounded."""
+"""Long work of which one piece is done at a time, in fair order among clients; what waits is bounded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine.service.errors import ApiError
 T = TypeVar("T")
 
 
-class Turns:
-    """Whose turn it is, as with rows of the engine. Use on the event loop's thread."""
+class OneAtATime:
+    """Who is next is decided as with rows of the engine. Use on the event loop's thread."""
 
     def __init__(self, what: str, most: int) -> None:
         """``what`` is waited for, in messages; ``most``: how much of it may wait in all, a quarter of it one client's.
@@ -32,7 +32,7 @@ class Turns:
         self._sizes: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def turn(self, client: str, size: int) -> AsyncIterator[None]:
+    async def hold(self, client: str, size: int) -> AsyncIterator[None]:
         """The block runs when no other does. Raises :class:`ApiError` ``overloaded`` when too much waits."""
         await self._begin(client, size)
         try:
@@ -41,8 +41,8 @@ class Turns:
             self._end(client, size)
 
     async def run(self, client: str, size: int, executor: Executor, function: Callable[..., T], *args: object) -> T:
-        """``function`` in a thread, in turn. A caller who leaves while it runs has it run on: until it has ended it is
-        nobody's turn."""
+        """``function`` in a thread, alone. When its caller leaves it runs on, and nobody else's begins before it has
+        ended."""
         await self._begin(client, size)
         try:
             running = asyncio.get_running_loop().run_in_executor(executor, function, *args)
@@ -60,12 +60,12 @@ class Turns:
         tag = self._fair.join(client)
         self._sizes[client] += size
         if self._busy:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heappush(self._queue, (tag, next(self._numbers), turn))
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heappush(self._queue, (tag, next(self._numbers), waiting))
             try:
-                await turn
+                await waiting
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # it had just become this one's turn
+                if waiting.done() and not waiting.cancelled():  # it had just been let in
                     self._pass_on()
                 self._leave(client, size)
                 raise
@@ -85,8 +85,8 @@ class Turns:
     def _pass_on(self) -> None:
         self._busy = False
         while self._queue:
-            _, _, turn = heappop(self._queue)
-            if not turn.done():
+            _, _, waiting = heappop(self._queue)
+            if not waiting.done():
                 self._busy = True
-                turn.set_result(None)
+                waiting.set_result(None)
                 return

@@ -19,7 +19,7 @@ import tokenizers
 from engine.checkpoint.files import CheckpointError, one_line
 from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes
-from engine.service.one_at_a_time import Turns
+from engine.service.one_at_a_time import OneAtATime
 from engine.service.quoting import Rendered, specials_pattern
 from engine.service.template_worker import GREETING, TemplateWorker
 from engine.service.tokenizer_config import TokenizerConfig
@@ -137,7 +137,7 @@ class Tokenizer:
         self.most_tokens = MOST_TOKENS
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._large_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
-        self._large = Turns("text", LARGE_AT_ONCE)
+        self._large = OneAtATime("text", LARGE_AT_ONCE)
 
     @classmethod
     def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
