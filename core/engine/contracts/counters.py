@@ -24,9 +24,9 @@ class Metric:
     help: str
     """One sentence."""
     label: str = ""
-    """Of a counter or a gauge: what splits it."""
+    """What splits a counter or a gauge; empty: nothing does."""
     bounds: tuple[float, ...] = ()
-    """Of a histogram: upper bounds of its buckets, ascending. A bucket holds its bound."""
+    """Upper bounds of a histogram's buckets, ascending. A bucket holds its bound."""
 
     @property
     def bucket(self) -> str:
@@ -66,10 +66,11 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     help: str
     label: str = ""
     values: dict[str, float] = {}
-    """Of a counter or a gauge, by the label's value; that of a metric without label is empty."""
+    """Values of a counter or a gauge by the label's value, which is empty for a metric without label."""
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = ()
-    """Of a histogram: observations in each bucket; the last one is of those beyond all bounds."""
+    """Observations in each bucket of a histogram; the last one is of those beyond all bounds."""
     sum: float = 0.0
+    """All values that a histogram observed, added up."""
     engine: str = DEFAULT_ENGINE
-    """Whose: the id of an engine."""
+    """The id of the engine that was measured."""

@@ -65,4 +65,4 @@ STEP_TOKENS = Metric("counter", "engine_step_tokens_total", "tokens", "Tokens co
 REJECTED = Metric("counter", "engine_rejected_total", "requests", "Requests refused before the engine.", "status")
 DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
-"""All, in the order of pages and documentation."""
+"""All metrics, in the order of pages and documentation."""

@@ -26,7 +26,8 @@ STATUSES = ("400", "401", "403", "404", "408", "413", "429", "500", "502", "503"
 
 
 class EngineCounters:
-    """All of :mod:`engine.counters.declared`, of one engine. Fed and read by one thread, that of the event bus."""
+    """One engine's counts of all metrics of :mod:`engine.counters.declared`. Fed and read by one thread, that of the
+    event bus."""
 
     def __init__(self, max_draft_tokens: int, engine: str = DEFAULT_ENGINE) -> None:
         """``max_draft_tokens``: drafts of one request in one step that there are counters for. ``engine``: its id."""

@@ -27,7 +27,7 @@ from engine.service.errors import ApiError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
-"""Served without a key."""
+"""Routes that are served without a key."""
 PROBES = frozenset({"/health", "/ready"}) | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -126,7 +126,7 @@ def _digest(text: str) -> bytes:
 
 
 def _is_refusal(error: ApiError) -> bool:
-    """Refused at the door, as opposed to failed on the way."""
+    """Whether the request was refused at the door, as opposed to failed on the way."""
     return status_of(error) < 500 or error.code in ("draining", "not_ready")
 
 
@@ -156,7 +156,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """``localhost``, a name below it or an address, and perhaps a port."""
+    """Whether it is ``localhost``, a name below it or an address, perhaps with a port."""
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return host == ""

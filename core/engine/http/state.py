@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class ServerState:
-    """Lives as long as the application; used on the event loop's thread only."""
+    """What the application holds for as long as it lives. Use on the event loop's thread only."""
 
     settings: ServerSettings
     engines: Mapping[str, EngineHandle]
-    """By id."""
+    """The server's engines, by id."""
     dispatcher: Dispatcher
     exporters: tuple[Exporter, ...]
     admission: Admission
@@ -52,7 +52,7 @@ class ServerState:
     machine: Meter = field(default_factory=Meter)
     prefill: PrefillProgress = field(default_factory=PrefillProgress)
     session: ClientSession | None = None
-    """For proxied requests; opened with the application."""
+    """The client for proxied requests; opened with the application."""
 
     @property
     def engine(self) -> EngineHandle:

@@ -30,7 +30,7 @@ MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
 SPARE_CHARS = 65536
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What clients call the reasoning of a message. Templates read the first, or the second."""
+"""What clients call the reasoning of a message. Templates read the first name, or the second."""
 MAX_WORDS = 200
 """Most characters of an error that the template words itself."""
 
@@ -147,7 +147,7 @@ class ChatTemplate:
 
 
 def max_chars(conversation: PlainConversation) -> int:
-    """Most characters of its prompt."""
+    """Most characters that its prompt may have."""
     return SPARE_CHARS + MAX_GROWTH * text_length(astuple(conversation))
 
 

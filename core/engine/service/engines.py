@@ -34,7 +34,7 @@ class EngineHandle:
     latency: RollingLatency = field(default_factory=RollingLatency)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
     fingerprint: str = field(init=False)
-    """Changes when anything about the engine does."""
+    """A name of the engine's plan: it changes when anything about the engine does."""
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.client, self.plan.settings.server.stall_s, serving_s=self.plan.stall_s)

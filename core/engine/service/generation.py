@@ -38,7 +38,7 @@ class SequenceRun:
         self.request = request
         self.output = output
         self.account: Account | None = None
-        """Set at the end."""
+        """Where the time went; known at the end."""
         self._job = job
         self._index = index
         self._stream = stream
@@ -170,7 +170,7 @@ class Generation:
         await self._deltas.aclose()
 
     def usage(self) -> Usage:
-        """So far. Cached tokens are known of sequences that have ended."""
+        """Token counts so far. Cached tokens are known of sequences that have ended."""
         prompts, n = self._job.api.prompts, self._job.api.n
         return Usage(
             sum(map(len, prompts)),
@@ -179,7 +179,7 @@ class Generation:
         )
 
     def account(self) -> Account:
-        """Of the sequence that took longest: it is the one the client waited for."""
+        """The account of the sequence that took longest, for which the client waited."""
         accounts = [run.account for run in self._runs if run.account is not None]
         return max(accounts, key=lambda account: account.total_ms)
 

@@ -163,7 +163,7 @@ class LLM:
         return self.generate([self.tokenizer.encode_chat_now(conversation)], **options)[0]
 
     def stats(self) -> EngineStats:
-        """Blocks, rows and queues right now."""
+        """What the engine holds right now: blocks, rows and queues."""
         return self.core.stats()
 
     def expert_load(self) -> dict[int, tuple[int, ...]]:

@@ -32,9 +32,9 @@ class CallText(msgspec.Struct, frozen=True):
     index: int
     """Which call of the output it is a part of, from 0."""
     arguments: str
-    """More of the JSON of its arguments."""
+    """A piece of the JSON of the call's arguments."""
     id: str = ""
-    """In the first part of a call, as ``name``."""
+    """The call's id, in its first part; so is ``name``."""
     name: str = ""
 
 
@@ -57,16 +57,16 @@ class Delta(msgspec.Struct, frozen=True):
     index: int
     parts: tuple[Part, ...] = ()
     tokens: tuple[ShownToken, ...] = ()
-    """Those whose text is out; filled when logprobs were asked for."""
+    """Tokens whose text is out; filled when logprobs were asked for."""
     token_ids: tuple[int, ...] = ()
     """Every output token since the delta before, visible or not."""
     prompt_logprobs: PromptLogprobs = ()
-    """In the first delta."""
+    """The prompt's, in the first delta; else empty."""
     finish_reason: FinishReason | None = None
 
     @property
     def text(self) -> str:
-        """For the reader: without reasoning and tool calls."""
+        """What a reader sees: the text parts, without reasoning and tool calls."""
         return "".join([part.text for part in self.parts if isinstance(part, Text)])
 
 
@@ -95,10 +95,10 @@ class Output:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: PromptLogprobs = ()
         self.finish_reason: FinishReason | None = None
-        """``stop`` or ``length``, once it has ended well."""
+        """``stop`` or ``length``, once the output has ended well."""
         self.stop_token: int | None = None
         self.failure = ""
-        """Why it ended otherwise."""
+        """Why the output ended otherwise; empty if it did not."""
         self._text = text
         self._on_stop = on_stop
         self._index = index
@@ -148,7 +148,7 @@ class Output:
         return piece
 
     def _release(self) -> tuple[ShownToken, ...]:
-        """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
+        """Pending tokens whose text is out: after a stop, those that contributed at least a character of it."""
         if not self._pending:
             return ()
         count, shown = 0, self._text.shown

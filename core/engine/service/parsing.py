@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_len: int
     vocab_size: int
     most_tokens: int
-    """In one call of ``/tokenize`` or ``/detokenize``."""
+    """Most tokens in one call of ``/tokenize`` or ``/detokenize``."""
 
 
 class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
@@ -182,7 +182,7 @@ def _check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
 
 
 def _check_turns(messages: list[Message], limits: Limits) -> None:
-    """Every turn takes at least a token."""
+    """Refuse more turns than fit: each takes at least a token. Raises :class:`ApiError` ``invalid``."""
     if len(messages) > limits.max_len:
         raise too_long(f"at least {len(messages)}", limits.max_len, "messages")
 

@@ -60,7 +60,7 @@ class Renderer:
 
 
 def rehearse() -> None:
-    """Error paths included."""
+    """Render once before the limits hold, error paths included: what libraries load on first use is there then."""
     with suppress(TemplateFailed):
         ChatTemplate(TemplateSource(REHEARSAL, {})).render(PlainConversation([], False))
 

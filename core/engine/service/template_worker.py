@@ -43,7 +43,7 @@ class TemplateWorker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes there are now."""
+        """Process ids of the children there are now."""
         return self._sandbox.pids
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ CACHED_BYTES = 64 * 1024 * 1024
 MOST_TOKENS = 2**18
 """Text of more tokens is refused before its ids are looked at, unless the model takes more."""
 LARGE_CHARS = 32 * 1024
-"""Longer texts, which take from 10 ms to seconds, have a thread of their own, where clients take turns."""
+"""Longer texts, which take from 10 ms to seconds, have a thread of their own, which is fair among clients."""
 LARGE_AT_ONCE = 64 * 1024 * 1024
 """Characters, or token ids, that may wait for that thread."""
 SHORT_CHARS = 512
@@ -221,7 +221,7 @@ class Tokenizer:
         return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, client: str = "") -> str:
-        """Raises :class:`~engine.service.errors.ApiError` as :meth:`encode`."""
+        """The text of token ids. Raises :class:`~engine.service.errors.ApiError` as :meth:`encode`."""
         return await self._run(client, len(tokens), self.decode_now, tokens, skip_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -233,7 +233,7 @@ class Tokenizer:
         return self._encode_rendered(self._chat_template().render_now(conversation, self._specials))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of a whole sequence."""
+        """:meth:`decode` in the calling thread."""
         # The batch call, unlike the single one, releases the interpreter lock.
         (text,) = self._parse.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
         return text
@@ -312,7 +312,7 @@ class Tokenizer:
 
 
 def _encoding(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
-    """Raises :class:`TokenizerError` for a text on which the library fails."""
+    """What the library makes of a text. Raises :class:`TokenizerError` where it fails."""
     try:
         # The batch call, unlike the single one, releases the interpreter lock.
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)

@@ -18,7 +18,7 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 class FunctionCall(msgspec.Struct, frozen=True):
     name: str
     arguments: dict[str, Any]
-    """By the names of the function's parameters."""
+    """Values by the names of the function's parameters."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
@@ -37,9 +37,9 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] = []
-    """Of an assistant. No request can bring any yet."""
+    """Calls that an assistant asked for. No request can bring any yet."""
     tool_call_id: str | None = None
-    """Of a tool: the call that its content answers."""
+    """The call that the content of a tool answers."""
 
     @property
     def text(self) -> str:
@@ -60,7 +60,7 @@ class Conversation(msgspec.Struct, frozen=True):
     """Texts to answer from. Requests bring theirs in ``variables``."""
 
     def plain(self) -> PlainConversation:
-        """As templates see it."""
+        """The conversation as templates see it."""
         return PlainConversation(
             [msgspec.to_builtins(turn) for turn in self.turns],
             self.add_generation_prompt,

@@ -67,7 +67,7 @@ def _brief(waterfall: Waterfall) -> dict[str, object]:
 
 
 def _prefix(state: ServerState, request: RequestEvent) -> dict[str, object]:
-    """Why the prefix cache had no more of a prompt, as far as its like is remembered."""
+    """Why the prefix cache had no more of a prompt, as far as similar ones are remembered."""
     engine = state.engines[request.engine]
     block_size = engine.client.info.block_size if engine.client.info else 1
     return {"prefix": engine.prompts.explain(request.request_id, request.cached_tokens, block_size, engine.decode)}
