@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -73,6 +74,27 @@ def test_every_family_has_a_type_a_help_text_and_the_labels_model_and_engine():
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
         assert all({"model": "m", "engine": "default"}.items() <= each.labels.items() for each in family.samples)
+
+
+def listing(page: str) -> str:
+    """A line for each metric: type, name, each label with its values, and what the metric means."""
+    lines = []
+    for family in text_string_to_metric_families(page):
+        labels: dict[str, dict[str, None]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                labels.setdefault(label, {})[value] = None
+        shown = " ".join(f"{label}={'|'.join(values)}" for label, values in labels.items())
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(f"{family.type} {name} {{{shown}}} {family.documentation}\n")
+    return "".join(lines)
+
+
+def test_a_scrape_keeps_its_metrics_labels_and_meanings():
+    """Dashboards and alerts of others read them: a change of the listing belongs in the changelog."""
+    exporter = make("vllm", "bundled")
+    exporter.export([*one_of_each(), step_event(kv_groups_used=(("full", 0.5),))])
+    assert listing(exporter.render()) == Path(__file__).with_name("metrics.txt").read_text("utf-8")
 
 
 def test_histogram_buckets_are_cumulative_and_end_at_the_count():
