@@ -49,7 +49,7 @@ def test_the_page_names_metrics_that_are_declared() -> None:
     assert named and named <= set(NAMES)
 
 
-def test_the_documentation_has_each_metric_once_with_its_type() -> None:
+def test_the_documentation_has_each_metric_once_with_its_type_and_label() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(engine_\w+)` \| (\w+) \|", page, re.MULTILINE)
-    assert sorted(rows) == sorted((metric.name, metric.kind) for metric in declared.METRICS)
+    rows = re.findall(r"^\| `(engine_\w+)` \| (\w+) \|(?:[^\n]*by `(\w+)`)?", page, re.MULTILINE)
+    assert sorted(rows) == sorted((metric.name, metric.kind, metric.label) for metric in declared.METRICS)
