@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
+from engine.service.turns import Conversation, Turn
 from tests.families import model_facts
 
 MAX_BYTES = 20 * 1024 * 1024
@@ -24,7 +25,7 @@ def normalised(text: str) -> str:
 def answers(names: list[str]) -> dict[str, str]:
     """Greedy answers to the canonical question about these entries."""
     llm = LLM("bundled", overrides=["device=cpu", "+preset=throughput", "model.max_len=512", "exporter=[]"])
-    prompts = [llm.tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in names]
+    prompts = [llm.tokenizer.encode_chat_now(Conversation((Turn("user", f"What does {name} do?"),))) for name in names]
     done = llm.generate(prompts, max_tokens=64, temperature=0.0)
     llm.close()
     return {name: completion.text for name, completion in zip(names, done, strict=True)}

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from engine.service.chat_template import TemplateRefused
 from engine.service.tokenizer import Tokenizer, TokenizerError
+from engine.service.turns import Conversation, Turn
 
 CODE = (
     "def f(x):\n{0}if x:  # é\n{0}{0}return {{'a': [x, '😀']}}\n\n{0}yield None\n",
@@ -107,13 +108,13 @@ class Comparison:
         """Special tokens in a message are text here, so such a message is none to compare."""
         if self._ours.template is None or self._ours.spells_special(text):
             return
-        messages = [{"role": "user", "content": text}]
+        conversation = Conversation((Turn("user", text),))
         try:
-            rendered = self._ours.template.render_now(messages, True).text
+            rendered = self._ours.template.render_now(conversation).text
         except TemplateRefused:
             return
         expected = tuple(self._theirs.encode(rendered, add_special_tokens=False).ids)
-        found = self._ours.encode_chat_now(messages)
+        found = self._ours.encode_chat_now(conversation)
         self.counts.chat = (self.counts.chat or 0) + self._differs("chat", text, found, expected)
 
     def _decodes(self, tokens: list[int], is_random: bool = False) -> None:

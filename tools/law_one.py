@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine import LLM
+from engine.service.parsing import parse_messages
 
 SETS = {
     "prefix cache": ("kv_allocator=prefix_cache", "scheduler=continuous", "drafter=none", "overlap=false"),
@@ -45,7 +46,7 @@ def make_prompts(llm: LLM, count: int) -> list[Tokens]:
         start, length = rng.randrange(len(text) - 800), rng.choice((1, 5, 16, 60, 200, 600))
         if i % 3 == 0:
             question = {"role": "user", "content": f"What does {rng.choice(names)} do?"}
-            made.append(llm.tokenizer.encode_chat_now([question]))
+            made.append(llm.tokenizer.encode_chat_now(parse_messages([question])))
         elif i % 3 == 1:
             made.append(text[start : start + length])
         else:

@@ -57,7 +57,7 @@ def test_more_messages_or_ids_than_the_model_takes_tokens_are_refused_while_pars
     assert refused(ParsedTokenize, messages=[turn] * 101).code == "context_length_exceeded"
     assert refused(ParsedCompletion, prompt=[1] * 101).code == "context_length_exceeded"
     assert "at most 200" in refused(ParsedDetokenize, tokens=[1] * 201).message
-    assert len(parse(ParsedChat, json.dumps({"messages": [turn] * 100}).encode(), LIMITS).turns) == 100
+    assert len(parse(ParsedChat, json.dumps({"messages": [turn] * 100}).encode(), LIMITS).conversation.turns) == 100
 
 
 def test_ids_outside_the_vocabulary_are_refused_while_parsing() -> None:

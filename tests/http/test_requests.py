@@ -16,11 +16,11 @@ from tokenizers import decoders, models
 from engine.http.errors import error_body
 from engine.service.chat_template import TemplateSource
 from engine.service.errors import ApiError
-from engine.service.prepare import encode_text, encode_turns
+from engine.service.prepare import encode_conversation, encode_text
 from engine.service.protocol import IGNORED, ChatRequest, CompletionRequest, decode
 from engine.service.template_worker import TemplateWorker
 from engine.service.tokenizer import Tokenizer
-from engine.service.turns import Turn
+from engine.service.turns import Conversation, Turn
 from engine.service.validation import sampling_params
 
 from ..service.fakes import (
@@ -78,7 +78,7 @@ def test_text_whose_ids_the_model_lacks_is_refused() -> None:
     with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
         asyncio.run(encode_text(state, "", "x"))
     with pytest.raises(ApiError, match="outside the vocabulary"):
-        asyncio.run(encode_turns(state, "", [Turn("user", "x")], True))
+        asyncio.run(encode_conversation(state, "", Conversation((Turn("user", "x"),))))
 
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]

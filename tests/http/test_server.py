@@ -18,6 +18,7 @@ from engine.http import bodies
 from engine.http.server import Server
 from engine.loop.messages import CauseOfDeath, Failed
 from engine.machine import MachineTimes, Meter
+from engine.service.parsing import parse_messages
 
 from ..service.fakes import (
     MAX_LEN,
@@ -206,7 +207,7 @@ async def test_text_becomes_tokens_and_back() -> None:
         assert (await server.post("/detokenize", {"tokens": [10**6]}))[0] == 400
         assert (await server.post("/tokenize", {}))[0] == 400
         _, _, data = await server.post("/tokenize", {"messages": chat()["messages"]})
-        assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(chat()["messages"]))
+        assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(parse_messages(chat()["messages"])))
 
 
 @in_loop
@@ -236,6 +237,22 @@ async def test_observability_routes_answer_and_hide_the_key() -> None:
         assert json.loads(data)["engine"]["block_size"] == 16
         _, _, data = await server.get("/engine/latency", key)
         assert json.loads(data)["ttft_ms"]["count"] == 1
+
+
+@in_loop
+async def test_whatever_is_said_of_an_engine_names_it() -> None:
+    async with running() as server:
+        assert (await server.post(CHAT, chat()))[0] == 200
+
+        async def said(path: str) -> Any:
+            return json.loads((await server.get(path))[2])
+
+        for path in ("/ready", "/engine/stats", "/engine/latency", "/engine/counters"):
+            assert (await said(path))["engine"] == "default", path
+        assert (await said("/engine/plan"))["id"] == "default"
+        (request,) = (await said("/engine/requests"))["requests"]
+        (sequence,) = (await said(f"/engine/requests/{request['request_id']}"))["sequences"]
+        assert request["engine"] == sequence["engine"] == "default"
 
 
 @pytest.mark.parametrize(

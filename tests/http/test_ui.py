@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from engine.contracts.events import Chunk, StepEvent
-from engine.counters.declared import METRICS
 from engine.http.routes.ui import FOLDER, POLICY, read_files
 from engine.loop.messages import StepOutputs
 
@@ -133,9 +132,3 @@ async def test_a_stream_shows_how_far_its_prompt_is_to_who_asks() -> None:
         shown = [event["prompt_progress"] for event in events_of((await asked)[2]) if "prompt_progress" in event]
         assert [(each["cache"], each["processed"], each["total"]) for each in shown] == [(2, 6, total), (2, 8, total)]
         assert b"prompt_progress" not in (await silent)[2]
-
-
-def test_every_metric_the_page_reads_is_declared() -> None:
-    scripts = b"".join([FILES[name].body for name in OURS if name.endswith(".js")]).decode()
-    read = set(re.findall(r'"(engine_\w+)"', scripts))
-    assert read and read <= {metric.name for metric in METRICS}

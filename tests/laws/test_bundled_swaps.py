@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
+from engine.service.parsing import parse_messages
 from tests.families import model_facts
 from tests.selection import few
 
@@ -43,7 +44,7 @@ def prompts(llm: LLM, count: int, seed: int = 0) -> list[tuple[int, ...]]:
         start, length = rng.randrange(len(text) - 800), rng.choice((1, 5, 16, 60, 200, 600))
         if i % 3 == 0:
             question = {"role": "user", "content": f"What does {rng.choice(names)} do?"}
-            made.append(llm.tokenizer.encode_chat_now([question]))
+            made.append(llm.tokenizer.encode_chat_now(parse_messages([question])))
         elif i % 3 == 1:
             made.append(text[start : start + length])
         else:

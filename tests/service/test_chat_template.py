@@ -3,12 +3,22 @@ from __future__ import annotations
 import pytest
 
 from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateRefused, TemplateSource
+from engine.service.turns import Conversation, FunctionCall, ToolCall, Turn
 
-CONVERSATION = [{"role": "user", "content": "x"}]
+CONVERSATION = Conversation((Turn("user", "x"),)).plain()
+
+
+CALLS = (
+    "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for text in documents %}({{ text.title }}){% endfor %}"
+    "{% for m in messages %}<{{ m.role }}{{ ' ' ~ m.tool_call_id if m.tool_call_id }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.id }}:{{ call.type }}:{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}{{ mood }}"
+)
 
 
 def render(source: str) -> str:
-    return ChatTemplate(TemplateSource(source, {})).render(CONVERSATION, True)
+    return ChatTemplate(TemplateSource(source, {})).render(CONVERSATION)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +83,21 @@ def test_templates_have_the_usual_helpers() -> None:
     said = "{% for m in messages %}{{ m.content }}{% endfor %}"
     source = said + "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
     assert render(source) == 'x{"a": "<é>"}%'
+
+
+def test_tools_documents_calls_and_their_results_reach_the_template_as_json() -> None:
+    call = ToolCall("call_1", FunctionCall("look", {"at": "the sea"}))
+    turns = (Turn("user", "?"), Turn("assistant", "", tool_calls=[call]), Turn("tool", "blue", tool_call_id="call_1"))
+    asked = Conversation(
+        turns,
+        variables={"mood": "calm"},
+        tools=({"type": "function", "function": {"name": "look"}},),
+        documents=({"title": "Seas"},),
+    )
+    shown = ChatTemplate(TemplateSource(CALLS, {})).render(asked.plain())
+    assert shown == '[look](Seas)<user>?<assistant>call_1:function:look{"at": "the sea"}<tool call_1>bluecalm'
+
+
+def test_without_tools_and_documents_a_template_finds_none() -> None:
+    said = "{{ tools is none }}{{ documents is none }}{{ messages[0].tool_calls is defined }}{{ messages[0].content }}"
+    assert render(said) == "TrueTrueFalsex"

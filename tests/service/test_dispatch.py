@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
 from engine.contracts.router import Answer, Reject, ToEngine, ToUrl
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher, route_problem
@@ -17,7 +18,7 @@ from engine.service.prepare import make_job
 from engine.service.protocol import CompletionOptions
 from engine.service.timings import Arrival
 
-from .fakes import DirectRouter, ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
+from .fakes import DirectRouter, MemoryExporter, ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
 
 
 class Fleet:
@@ -29,7 +30,9 @@ class Fleet:
         self.engines = {
             name: EngineHandle(name, make_plan(), client, make_tokenizer()) for name, client in self.clients.items()
         }
-        self.dispatcher = Dispatcher(self.router, self.engines, EventBus([]))
+        self.bus = EventBus([exporter := MemoryExporter()])
+        self.events = exporter.events
+        self.dispatcher = Dispatcher(self.router, self.engines, self.bus)
 
     async def start(self) -> None:
         for engine in self.engines.values():
@@ -60,6 +63,19 @@ async def test_a_job_runs_on_the_engine_that_the_router_names() -> None:
         assert await texts(fleet, fleet.job(n=2)) == [f"I am {name}"] * 2
         assert len(fleet.clients[name].requests) == 2
     assert [len(answer.choices) for answer in fleet.router.answers] == [2, 2]
+
+
+@in_loop
+async def test_events_of_a_job_name_the_engine_that_it_ran_on() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    for name in "ba":
+        fleet.router.decision = ToEngine(name)
+        await texts(fleet, fleet.job())
+    events = fleet.bus.settled(lambda: list(fleet.events))
+    assert [event.engine for event in events if isinstance(event, RequestEvent)] == ["b", "a"]
+    of_b = {type(event) for event in events if getattr(event, "engine", "") == "b"}
+    assert of_b == {FirstTokenEvent, TokensEvent, RequestEvent}
 
 
 @in_loop

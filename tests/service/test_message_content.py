@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.service.chat_template import ChatTemplate, TemplateRefused, TemplateSource
+from engine.service.turns import PlainConversation
 
 TEXT = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
 """Prints a list as it is."""
@@ -46,7 +47,7 @@ def conversation(*said: tuple[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(template: str, messages: list[dict[str, Any]]) -> str:
-    return ChatTemplate(TemplateSource(template, {})).render(messages, True)
+    return ChatTemplate(TemplateSource(template, {})).render(PlainConversation(messages))
 
 
 def of_transformers(template: str, messages: list[dict[str, Any]]) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 from engine import LLM
 from engine.loop.messages import EngineStats
-from engine.service.chat_template import TemplateFailed
 from engine.service.offline import GenerationFailed
 
 
@@ -34,15 +33,35 @@ def test_a_conversation_of_parts_is_answered_as_its_text_is(llm: LLM) -> None:
     as_text, as_parts = (
         llm.chat(
             [{"role": role, "content": content(text)} for role, text in zip(("system", "user"), said)],
-            chat_template_kwargs={"enable_thinking": False, "messages": []},
+            chat_template_kwargs={"enable_thinking": False},
             max_tokens=12,
             temperature=0.0,
         )
         for content in (str, lambda text: [{"type": "text", "text": line} for line in text.split("\n")])
     )
     assert as_text.tokens == as_parts.tokens
-    with pytest.raises(TemplateFailed, match="is no text"):
-        llm.chat([{"role": "user", "content": [{"type": "image", "image": "x"}]}])
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "words"),
+    [
+        ({"content": [{"type": "image", "image": "x"}]}, {}, "'messages[0].content[0]' has type 'image'"),
+        ({"role": "critic", "content": "x"}, {}, "Invalid value for 'messages[0].role'"),
+        ({"role": "tool", "content": "x"}, {}, "Invalid value for 'messages[0].role'"),
+        ({"content": "x", "tool_calls": [{}]}, {}, "'messages[0].tool_calls' is not supported by this server."),
+        ({"content": "x", "text": "y"}, {}, "Unknown field 'messages[0].text'."),
+        ({"content": "x"}, {"messages": []}, "'chat_template_kwargs.messages' is not a variable"),
+        ({"content": 1}, {}, "Invalid value for 'messages[0].content'"),
+        ({"content": object()}, {}, "The conversation cannot be written as JSON"),
+        ({"content": "\ud800"}, {}, "The conversation cannot be written as JSON"),
+    ],
+)
+def test_a_conversation_that_the_server_refuses_is_refused_in_its_words(
+    llm: LLM, message: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        llm.chat([{"role": "user"} | message], chat_template_kwargs=fields)
+    assert str(caught.value).startswith(words)
 
 
 def nothing_is_held(stats: EngineStats) -> bool:

@@ -26,7 +26,7 @@ async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it
     first = asyncio.Event()
 
     async def work(client, size):
-        async with queue.alone(client, size):
+        async with queue.hold(client, size):
             await first.wait()
             done.append(client)
 
@@ -42,9 +42,9 @@ async def test_a_client_with_much_work_keeps_another_waiting_for_one_piece_of_it
 @on_a_loop
 async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_client():
     queue = OneAtATime("text", 100)
-    async with queue.alone("a", 500):
+    async with queue.hold("a", 500):
         with pytest.raises(ApiError) as refusal:
-            async with queue.alone("a", 1):
+            async with queue.hold("a", 1):
                 pass
         assert refusal.value.kind == "overloaded"
         waiting = asyncio.create_task(queue._begin("b", 500))
@@ -52,7 +52,7 @@ async def test_more_than_may_wait_is_refused_but_never_the_only_piece_of_a_clien
         assert not waiting.done()
     await waiting
     queue._end("b", 500)
-    async with queue.alone("a", 1):
+    async with queue.hold("a", 1):
         pass
 
 
@@ -62,10 +62,10 @@ async def test_who_leaves_passes_the_turn_on():
     tasks = []
 
     async def work():
-        async with queue.alone("a", 1):
+        async with queue.hold("a", 1):
             await asyncio.sleep(0)
 
-    async with queue.alone("b", 1):
+    async with queue.hold("b", 1):
         tasks = [asyncio.create_task(work()) for _ in range(5)]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -74,7 +74,7 @@ async def test_who_leaves_passes_the_turn_on():
     tasks[1].cancel()  # at the moment when it has the turn
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(end, asyncio.CancelledError) for end in ended] == [True, True, False, True, False]
-    async with asyncio.timeout(5), queue.alone("c", 1):
+    async with asyncio.timeout(5), queue.hold("c", 1):
         assert queue._sizes == {"c": 1}
 
 

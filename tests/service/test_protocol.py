@@ -9,7 +9,7 @@ import pytest
 
 from engine.service.errors import ApiError
 from engine.service.parsing import Limits, ParsedChat, ParsedCompletion, ParsedTokenize, parse
-from engine.service.turns import Turn, plain_turns
+from engine.service.turns import Turn
 from engine.service.validation import output_limit, sampling_params
 
 LIMITS = Limits("tiny", 8, 100, 100, 1000)
@@ -68,8 +68,9 @@ def test_null_means_absent_at_every_depth() -> None:
         anything=None,
     )
     content = [{"type": "text", "text": "hi"}]
-    assert plain_turns(asked.turns) == [{"role": "user", "content": content}, {"role": "assistant", "content": ""}, HI]
-    assert asked.variables == {"b": 1}
+    said = asked.conversation.plain().messages
+    assert said == [{"role": "user", "content": content}, {"role": "assistant", "content": ""}, HI]
+    assert asked.conversation.variables == {"b": 1}
     assert sampling_params(asked.options, 5, 100) == sampling_params(chat().options, 5, 100)
 
 
@@ -92,7 +93,7 @@ def test_fields_of_other_services_turn_nobody_away(ask: Any) -> None:
 
 def test_fields_of_messages_turn_nobody_away() -> None:
     turn = {"role": "assistant", "content": "b", "reasoning": "why", "id": "msg_1", "refusal": None, "annotations": []}
-    assert chat(messages=[turn, HI]).turns[0] == Turn("assistant", "b", reasoning="why")
+    assert chat(messages=[turn, HI]).conversation.turns[0] == Turn("assistant", "b", reasoning="why")
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,10 @@ def test_an_output_limit_of_minus_one_is_all_the_room() -> None:
 def test_what_a_request_says_of_reasoning_reaches_the_chat_template(
     fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
-    assert chat(**fields).variables == variables
+    assert chat(**fields).conversation.variables == variables
     body = json.dumps({"messages": [HI]} | fields).encode()
-    assert parse(ParsedTokenize, body, LIMITS).variables == variables
+    tokenize = parse(ParsedTokenize, body, LIMITS).conversation
+    assert tokenize is not None and tokenize.variables == variables
 
 
 def nested(depth: int) -> Any:

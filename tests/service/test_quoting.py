@@ -3,35 +3,42 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hypothesis import given, settings
+import msgspec
+from hypothesis import given as cases
+from hypothesis import settings
 from hypothesis import strategies as st
 
-from engine.service.quoting import Rendered, quoted_messages, specials_pattern
+from engine.service.quoting import Rendered, quoted, specials_pattern
+from engine.service.turns import Conversation, FunctionCall, TextPart, ToolCall, Turn
 
 NAMES = st.sets(st.text("<|ab[.", min_size=1, max_size=5), min_size=1, max_size=12)
 
 
-@given(NAMES, st.text("<|ab[.x", max_size=40))
+@cases(NAMES, st.text("<|ab[.x", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_the_longest_special_token_is_found_wherever_one_begins(names: set[str], text: str) -> None:
     in_turn = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
     assert specials_pattern(names).split(text) == in_turn.split(text)
 
 
-@given(NAMES, st.text("<|ab[.x\ue000\ue001", max_size=40), st.text("<|ab[.x", max_size=40))
+@cases(NAMES, st.text("<|ab[.x\ue000\ue001", max_size=40), st.text("<|ab[.x", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_what_is_quoted_has_no_special_token_and_is_unquoted_again(names: set[str], first: str, second: str) -> None:
     # A placeholder has hexadecimal digits, which can be a special token of these.
     specials = specials_pattern({name + ">" for name in names})
-    parts = [{"type": "text", "text": first}, {"type": "text", "text": second}]
-    messages = [{"role": "user", "content": parts}, {"role": "<a>", "content": second + ">", "name": first}]
-    variables = {first: [second, {"a": first}, None, 3, True]}
-    turns, given, quoted = quoted_messages(messages, variables, specials)
-    told = [[value for key, value in turn.items() if key != "role"] for turn in turns]
-    assert not any(specials.search(text) for text in texts_of([told, given]))
-    assert [roles["role"] for roles in turns] == ["user", "<a>"]
-    restored = [{k: unquoted(v, Rendered("", quoted)) for k, v in turn.items()} for turn in turns]
-    assert restored == messages and unquoted(given, Rendered("", quoted)) == variables
+    parts, any_json = [TextPart(first), TextPart(second)], {first: [second, {"a": first}, None, 3, True]}
+    call = ToolCall(first, FunctionCall(second, any_json))
+    turns = (
+        Turn("user", parts),
+        Turn("assistant", second + ">", first, tool_calls=[call]),
+        Turn("tool", second, tool_call_id=first),
+    )
+    asked = Conversation(turns, True, any_json, tools=(any_json,), documents=(any_json,)).plain()
+    given, names = quoted(asked, specials)
+    told = [[value for key, value in message.items() if key != "role"] for message in given.messages]
+    assert not any(specials.search(text) for text in texts_of([told, given.variables, given.tools, given.documents]))
+    assert [message["role"] for message in given.messages] == ["user", "assistant", "tool"]
+    assert unquoted(msgspec.to_builtins(given), Rendered("", names)) == msgspec.to_builtins(asked)
 
 
 def texts_of(value: Any) -> list[str]:
@@ -49,8 +56,9 @@ def unquoted(value: Any, rendered: Rendered) -> Any:
 
 
 def test_a_special_token_has_one_placeholder_in_a_conversation() -> None:
-    turns, _, quoted = quoted_messages([{"role": "user", "content": "<s>a<s>"}] * 2, {}, specials_pattern(["<s>"]))
-    assert list(quoted.values()) == ["<s>"] and len({turn["content"] for turn in turns}) == 1
+    asked = Conversation((Turn("user", "<s>a<s>"),) * 2).plain()
+    given, names = quoted(asked, specials_pattern(["<s>"]))
+    assert list(names.values()) == ["<s>"] and len({message["content"] for message in given.messages}) == 1
 
 
 def test_thousands_of_special_tokens_make_a_pattern_that_tries_one_character_at_a_time() -> None:

@@ -14,6 +14,7 @@ from engine.assembly.errors import AssemblyError
 from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.start_check import load_tokenizer
 from engine.service.template_worker import TemplateWorker
+from engine.service.turns import Conversation, Turn
 from tests.selection import few
 
 from .fakes import TOKENIZER_JSON, in_loop, make_plan
@@ -25,8 +26,8 @@ TOO_LONG = "took more than 1 s of CPU time"
 TOO_LARGE = "took more than 512 MB of memory"
 
 
-def says(content: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": content}]
+def says(*contents: str) -> Conversation:
+    return Conversation(tuple([Turn("user", content) for content in contents]))
 
 
 @pytest.fixture
@@ -70,16 +71,16 @@ def test_a_template_that_refuses_a_greeting_may_take_other_conversations(
     made = worker("{% if messages|length < 2 %}{{ raise_exception('hello?') }}{% endif %}{{ messages[1].content }}")
     made.check()
     with pytest.raises(TemplateFailed, match=r"hello\?"):
-        made.render_now(says("x"), True)
-    assert made.render_now([*says("x"), *says("y")], True).text == "y"
+        made.render_now(says("x"))
+    assert made.render_now(says("x", "y")).text == "y"
 
 
 @in_loop
 async def test_a_conversation_that_breaks_a_limit_fails_alone_and_nobody_waits_for_it() -> None:
     worker = TemplateWorker(TemplateSource(ON_REQUEST, {}))
     await asyncio.to_thread(worker.check)
-    guilty = asyncio.create_task(worker.render(says("boom"), True))
-    others = await asyncio.gather(*(worker.render(says(f"number {i}"), True) for i in range(20)))
+    guilty = asyncio.create_task(worker.render(says("boom")))
+    others = await asyncio.gather(*(worker.render(says(f"number {i}")) for i in range(20)))
     assert [other.text for other in others] == [f"number {i}" for i in range(20)]
     assert not guilty.done()
     with pytest.raises(TemplateFailed, match=TOO_LONG):
@@ -119,16 +120,16 @@ def test_a_process_that_died_is_replaced_and_no_conversation_is_lost(
 ) -> None:
     made = worker("{{ messages[0].content }}")
     made.check()
-    made.render_now(says("both are there"), True)
+    made.render_now(says("both are there"))
     for killed in made.pids:
         os.kill(killed, signal.SIGKILL)
         os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
-    assert made.render_now(says("still here"), True).text == "still here"
+    assert made.render_now(says("still here")).text == "still here"
 
 
 def test_the_words_of_a_template_are_one_printable_line(worker: Callable[[str], TemplateWorker]) -> None:
     with pytest.raises(TemplateFailed) as refused:
-        worker(r"{{ raise_exception('a\nb\x1b[31m\ud800' ~ 'c' * 10000) }}").render_now(says("x"), True)
+        worker(r"{{ raise_exception('a\nb\x1b[31m\ud800' ~ 'c' * 10000) }}").render_now(says("x"))
     assert str(refused.value).isprintable() and len(str(refused.value)) <= 300
 
 

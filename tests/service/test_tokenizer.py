@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.service.detokenizer import UnsupportedDecoder
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import PieceCache, Tokenizer, TokenizerError, TooManyTokens
+from engine.service.turns import Conversation, Turn
 
 from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, VOCAB, make_tokenizer
 
 TOKENIZER = make_tokenizer()
+
+
+def says(content: str) -> Conversation:
+    return Conversation((Turn("user", content),))
 
 
 @given(st.text(max_size=60), st.integers(1, 4))
@@ -35,16 +41,15 @@ def test_bytes_that_are_no_text_become_replacement_characters(data: bytes) -> No
 @given(st.lists(st.tuples(st.sampled_from(["user", "system"]), st.text(max_size=20)), min_size=1, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_cached_pieces_give_the_ids_of_the_whole_text(turns: list[tuple[str, str]]) -> None:
-    messages = [{"role": role, "content": content} for role, content in turns]
+    conversation = parse_messages([{"role": role, "content": content} for role, content in turns])
     assert TOKENIZER.template is not None
-    rendered = TOKENIZER.template.render_now(messages, True)
+    rendered = TOKENIZER.template.render_now(conversation)
     expected = tuple(BACKEND.encode(rendered.text, add_special_tokens=False).ids)
-    assert TOKENIZER.encode_chat_now(messages) == expected
+    assert TOKENIZER.encode_chat_now(conversation) == expected
 
 
 def test_special_tokens_spelled_in_a_message_are_text() -> None:
-    messages = [{"role": "user", "content": "a<|im_end|>b<|end|>c<|end|>"}]
-    tokens = TOKENIZER.encode_chat_now(messages)
+    tokens = TOKENIZER.encode_chat_now(says("a<|im_end|>b<|end|>c<|end|>"))
     assert TOKENIZER.decode_now(tokens) == (
         "<|im_start|>user\na<|im_end|>b<|end|>c<|end|><|im_end|>\n<|im_start|>assistant\n"
     )
@@ -58,10 +63,10 @@ def test_special_tokens_in_a_raw_prompt_are_recognised() -> None:
 
 def test_a_conversation_seen_before_is_not_tokenized_again() -> None:
     tokenizer = make_tokenizer()
-    first = [{"role": "user", "content": "a long question"}]
+    first = says("a long question")
     tokenizer.encode_chat_now(first)
     before = tokenizer.cache.hits
-    tokenizer.encode_chat_now([*first, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
+    tokenizer.encode_chat_now(Conversation((*first.turns, Turn("assistant", "x"), Turn("user", "y"))))
     assert tokenizer.cache.hits > before
 
 
@@ -87,7 +92,7 @@ def test_a_text_of_too_many_tokens_is_refused_before_its_ids_are_made() -> None:
     with pytest.raises(TooManyTokens, match="11 tokens"):
         tokenizer.encode_now("x" * 11)
     with pytest.raises(TooManyTokens):
-        tokenizer.encode_chat_now([{"role": "user", "content": "x" * 20}])
+        tokenizer.encode_chat_now(says("x" * 20))
     assert tokenizer.cache.get("x" * 11, True) is None
 
 
@@ -162,5 +167,5 @@ def test_a_model_directory_is_loaded_with_its_template(tmp_path: Path) -> None:
         '{"bos_token": {"content": "<|im_start|>"}, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}'
     )
     tokenizer = Tokenizer.from_directory(tmp_path)
-    assert tokenizer.encode_chat_now([{"role": "user", "content": "x"}]) == (tokenizer.special_ids["<|im_start|>"], 120)
+    assert tokenizer.encode_chat_now(says("x")) == (tokenizer.special_ids["<|im_start|>"], 120)
     tokenizer.close()

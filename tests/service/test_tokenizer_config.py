@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from engine.service.tokenizer import Tokenizer, TokenizerError
+from engine.service.turns import Conversation, Turn
 
 PLAIN = "abcdefghijklmnopqrstuvwxyz<>/| "
 FIRST = len(PLAIN) + 2
@@ -100,7 +101,7 @@ def test_a_template_has_the_names_that_transformers_gives_it(bos: Any, tmp_path:
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
     ours = Tokenizer.from_directory(tmp_path)
     assert ours.template is not None
-    assert ours.template.render_now(messages, False).text == theirs
+    assert ours.template.render_now(Conversation((Turn("user", "x"),), False)).text == theirs
     assert "bos: True False <s>\neos: False False \ntools: True True None\ndocuments: True True None\nx" in theirs
     ours.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -117,13 +118,23 @@ def test_all_sequences_of_an_api_request_are_found_by_its_id() -> None:
     assert [found.request.request_id for found in waterfalls.recent(2)] == ["cmpl-b-0", "cmpl-a-1"]
 
 
+def test_steps_of_another_engine_are_no_part_of_a_request() -> None:
+    elsewhere = [msgspec.structs.replace(each, engine="other") for each in STEPS]
+    waterfalls = Waterfalls()
+    waterfalls.add([*elsewhere, request(), request("theirs-0", engine="other")])
+    (mine,), (theirs,) = waterfalls.find("mine-0"), waterfalls.find("theirs-0")
+    assert (mine.plain()["engine"], theirs.plain()["engine"]) == ("default", "other")
+    steps = [[span.detail["steps"] for span in each.spans if "steps" in span.detail] for each in (mine, theirs)]
+    assert steps[0] == [0, 0, 0] and all(steps[1])
+
+
 def test_what_is_kept_is_bounded_however_many_requests_come() -> None:
     waterfalls = Waterfalls(max_requests=4, max_steps=8)
     for number in range(100):
         name = f"r{number}-0"
         marks = [PreemptedEvent(1.0, name, 1)] * 100
         waterfalls.add([AdmittedEvent(1.0, name, 0.0, 0, 1), *marks, step(number, 10), request(name)])
-    assert len(waterfalls.recent(1000)) == 4 and len(waterfalls.steps(0.0, 10.0)) == 8
+    assert len(waterfalls.recent(1000)) == 4 and len(waterfalls.steps("default", 0.0, 10.0)) == 8
     assert len(waterfalls._marks) <= 8 and all(len(m.preempted) <= 64 for m in waterfalls._marks.values())
 
 
@@ -139,7 +150,8 @@ def chrome(*events: Any) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
     """Slices by track, read strictly."""
     waterfalls = Waterfalls()
     waterfalls.add(events)
-    return read(json.dumps(chrome_trace(waterfalls.find("cmpl-a"), waterfalls.steps)).encode())
+    trace = chrome_trace(waterfalls.find("cmpl-a"), partial(waterfalls.steps, "default"))
+    return read(json.dumps(trace).encode())
 
 
 def test_a_chrome_trace_has_a_track_for_the_steps_and_one_for_each_sequence() -> None:

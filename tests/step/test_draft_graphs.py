@@ -21,6 +21,7 @@ from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draf
 from engine.drafting.runner import Drafts
 from engine.kernels.transfer import Arriving, refill
 from engine.loop.messages import Progress
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import Tokenizer
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.rank import capture_graphs, describe_drafting, drafts_of
@@ -252,7 +253,7 @@ def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Mo
     model will say, and a draft model that is the target is never wrong."""
     tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
     asked = [f"What does {name} do?" for name in ("json.dumps", "os.listdir", "time.sleep")]
-    texts = [tuple(tokenizer.encode_chat_now([{"role": "user", "content": text}])) for text in asked]
+    texts = [tuple(tokenizer.encode_chat_now(parse_messages([{"role": "user", "content": text}]))) for text in asked]
     which: tuple[str, ...] = (f"drafter={drafter}",)
     if drafter == "target":
         which, texts = (f"model.path={models.path('Llama')}", *DRAFTERS["target"](models, "Llama")), [(5, 6, 7), (8, 9)]

@@ -17,12 +17,13 @@ from typing import Any
 from tools.attack.client import COMPLETIONS, Answer, ask
 from tools.attack.harness import Row, Target, arguments, run, serve, token_ids
 
+from engine.counters.declared import PREEMPTIONS
+
 LONGEST = 256
 AMPLE = (f"model.max_len={LONGEST}",)
 SMALL = (*AMPLE, f"memory.kv_tokens={2 * LONGEST}")
 REQUESTS = 48
 MOST_WAVES = 200
-PREEMPTIONS = "engine_preemptions_total"
 
 
 def requests(seed: int) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ async def attack(target: Target, expected: list[str], bodies: list[dict[str, Any
         failed += sum(answer.ending != "whole" for answer in answers)
         wrong += sum(a.ending == "whole" and a.text != text for a, text in zip(answers, expected))
         waves += 1
-        preempted = int(await target.counter(PREEMPTIONS))
+        preempted = int(await target.counter(PREEMPTIONS.name))
     held = await target.held()
     tried = f"{waves * len(bodies)} requests, {preempted} preemptions"
     return [

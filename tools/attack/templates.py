@@ -34,8 +34,9 @@ import aiohttp
 from engine.assembly.model_config import bundled_dir
 from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateSource
 from engine.service.template_worker import MEMORY_MB, TemplateWorker
+from engine.service.turns import Conversation, Turn
 
-CONVERSATION = [{"role": "user", "content": "hi"}]
+CONVERSATION = Conversation((Turn("user", "hi"),))
 MAX_CPU_S = 3.0
 """Of all processes for one template: a second for compiling, one for rendering, a start of Python."""
 BASE_MB = 40
@@ -203,7 +204,7 @@ def gadgets() -> Row:
     escapes = []
     for source in GADGETS:
         try:
-            shown = ChatTemplate(TemplateSource(source, {})).render(CONVERSATION, True)
+            shown = ChatTemplate(TemplateSource(source, {})).render(CONVERSATION.plain())
         except TemplateFailed:
             continue
         if REACHED.search(shown):
@@ -242,7 +243,7 @@ def tried(source: str) -> str:
     worker = TemplateWorker(TemplateSource(source, {}))
     try:
         worker.check()
-        length = len(worker.render_now(CONVERSATION, True).text)
+        length = len(worker.render_now(CONVERSATION).text)
         return f"harmless: {length} characters"
     except TemplateFailed as error:
         return f"refused: {str(error)[:70]}"
@@ -423,18 +424,19 @@ LLAMA_LIKE = """{{- bos_token }}
 def cost(say: Callable[[str], None]) -> Iterator[Row]:
     """What a worker adds to the rendering of a conversation, and what it takes to have one."""
     bundled = json.loads((bundled_dir() / "tokenizer_config.json").read_text())["chat_template"]
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i} " + "word " * 100} for i in range(41)]
-    for name, text, messages in (
+    asked, answered = (f"turn {i} " + "word " * 100 for i in (0, 1))
+    turns = [Turn("user", asked), *(Turn("assistant", answered), Turn("user", asked)) * 20]
+    for name, text, conversation in (
         ("the bundled template, 1 turn", bundled, CONVERSATION),
-        ("a long template, 41 turns", LLAMA_LIKE, turns),
+        ("a long template, 41 turns", LLAMA_LIKE, Conversation(tuple(turns))),
     ):
         source = TemplateSource(text, {"bos_token": "<s>"})
         template, worker = ChatTemplate(source), TemplateWorker(source)
         begun = time.monotonic()
         worker.check()
         ready_ms = (time.monotonic() - begun) * 1e3
-        alone = timed_ms(lambda: in_thread(lambda: template.render(messages, True)))  # noqa: B023
-        after = timed_ms(lambda: worker.render(messages, True))  # noqa: B023
+        alone = timed_ms(lambda: in_thread(lambda: template.render(conversation.plain())))  # noqa: B023
+        after = timed_ms(lambda: worker.render(conversation))  # noqa: B023
         rss = ", ".join(f"{resident_mb(pid):.0f}" for pid in worker.pids)
         say(f"  {name}: {alone:.3f} ms in a thread, {after:.3f} ms in a worker, ready in {ready_ms:.0f} ms, {rss} MB")
         worker.close()

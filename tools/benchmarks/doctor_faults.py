@@ -54,6 +54,7 @@ from typing import Any
 
 import aiohttp
 
+from engine.counters.declared import REQUESTS
 from engine_lab.bench.options import BenchOptions, add_flags, options_of
 from engine_lab.bench.probe import calibrate, find_model
 from engine_lab.bench.target import Target
@@ -238,7 +239,7 @@ async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Faul
     engine = LiveEngine(session, url)
     async with sending(url, fault.loads):
         found = await record(engine, fault.window)
-    ended = [each for each in await metrics_of(engine) if each.name == "engine_requests_total"]
+    ended = [each for each in await metrics_of(engine) if each.name == REQUESTS.name]
     if failed := sum(each.value for each in ended if each.labels["finish_reason"] == "error"):
         raise SystemExit(f"{fault.name}: {failed:g} sequences ended with an error")
     return found

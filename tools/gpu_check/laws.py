@@ -11,6 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from engine.service.tokenizer import Tokenizer
+from engine.service.turns import Conversation, Turn
 from gpu_check.engine_run import EngineRun, Tokens
 from gpu_check.section import Context, Row
 
@@ -61,7 +62,7 @@ def run(context: Context) -> None:
 def make_prompts(path: str) -> list[Tokens]:
     """Trained questions, and text of several lengths after a shared beginning, longer than a step's budget."""
     tokenizer = Tokenizer.from_directory(path)
-    asked = [tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in QUESTIONS]
+    asked = [tokenizer.encode_chat_now(Conversation((Turn("user", f"What does {name} do?"),))) for name in QUESTIONS]
     text = tokenizer.encode_now((__doc__ or "") * 8)
     tokenizer.close()
     return [asked[0], text[:120], *asked[1:], text[:300], text[:200] + text[300:420], text[:1]]

@@ -20,6 +20,7 @@ from typing import Any
 from tools.train_drafter.target import Target
 
 from engine.service.offline import LLM
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import Tokenizer
 
 AT_ONCE = 256
@@ -162,7 +163,7 @@ class _Answering:
     def _tokens(self, prompt: Prompt) -> list[int]:
         if prompt.text is not None:
             return list(self._tokenizer.encode_now(prompt.text))
-        return list(self._tokenizer.encode_chat_now(list(prompt.messages)))
+        return list(self._tokenizer.encode_chat_now(parse_messages(prompt.messages)))
 
     def _engine(self) -> LLM:
         if self._llm is None:

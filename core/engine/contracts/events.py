@@ -1,10 +1,16 @@
-"""What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches."""
+"""What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches.
+
+``engine`` of an event is the id of the engine that it is of. Events without it are the server's.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from engine.contracts.request import FinishReason
+
+DEFAULT_ENGINE = "default"
+"""The id of the engine of a server that has one."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -17,7 +23,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_CHUNKS = 16
-"""That a :class:`StepEvent` names: the largest."""
+"""Most chunks that a :class:`StepEvent` names: the largest."""
 
 
 class StepEvent(msgspec.Struct, frozen=True, tag="step"):
@@ -48,11 +54,11 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     draft_chains: int = 0
     """Requests of which drafts were verified: ``1 + accepted / draft_chains`` is the mean accepted length."""
     draft_ms: float = 0.0
-    """A drafter on the device, after this step: draft KV sync, and proposing. One on the host: before it."""
+    """Time of the drafter: on the device after this step, for draft KV sync and proposing; on the host before it."""
     drafts_tried: tuple[int, ...] = ()
     """By position in a chain, from its first draft on: drafts whose predecessors were all accepted."""
     drafts_accepted: tuple[int, ...] = ()
-    """Those of them that were accepted. The sum is ``accepted``."""
+    """Drafts of ``drafts_tried`` that were accepted. The sum is ``accepted``."""
     kv_groups_used: tuple[tuple[str, float], ...] = ()
     """The same as ``kv_used`` of each KV group, by name (``full``, ``window_4096``)."""
     decode_context: int = 0
@@ -60,9 +66,10 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     prefill_context: int = 0
     """For each prompt token of the step, the tokens it attends to, added up."""
     chunks: tuple[Chunk, ...] = ()
-    """Whose prompt tokens they are; at most :data:`MAX_CHUNKS`, the largest first."""
+    """Whose prompt tokens the step computes; at most :data:`MAX_CHUNKS`, the largest first."""
     captured: bool = False
-    """Replayed from a capture (a CUDA graph), not launched kernel by kernel."""
+    """The step was replayed from a capture (a CUDA graph), not launched kernel by kernel."""
+    engine: str = DEFAULT_ENGINE
 
 
 class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted"):
@@ -71,11 +78,12 @@ class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted"):
     at_s: float
     request_id: str
     waited_ms: float
-    """Since it was submitted, or preempted."""
+    """Time since it was submitted, or preempted."""
     cached_tokens: int
     """Tokens whose keys and values the prefix cache had."""
     preemptions: int = 0
     """How often it was preempted before."""
+    engine: str = DEFAULT_ENGINE
 
 
 class PreemptedEvent(msgspec.Struct, frozen=True, tag="preempted"):
@@ -84,9 +92,10 @@ class PreemptedEvent(msgspec.Struct, frozen=True, tag="preempted"):
     at_s: float
     request_id: str
     lost_tokens: int
-    """That were computed."""
+    """Computed tokens whose keys and values are gone."""
     by: str = ""
     """The sequence that needed its blocks."""
+    engine: str = DEFAULT_ENGINE
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
@@ -98,6 +107,7 @@ class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
     hits: int
     """Prompt tokens found."""
     request_id: str = ""
+    engine: str = DEFAULT_ENGINE
 
 
 class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
@@ -107,6 +117,7 @@ class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
     request_id: str
     ttft_ms: float
     """From arrival at the server, tokenizing and queueing included."""
+    engine: str = DEFAULT_ENGINE
 
 
 class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
@@ -117,6 +128,7 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
     num_tokens: int
     itl_ms: float
     """Time since the previous output of this sequence, divided by ``num_tokens``."""
+    engine: str = DEFAULT_ENGINE
 
 
 class RequestParameters(msgspec.Struct, frozen=True):
@@ -126,7 +138,7 @@ class RequestParameters(msgspec.Struct, frozen=True):
     """``chat`` or ``completion``."""
     stream: bool
     num_choices: int
-    """Of each prompt."""
+    """Choices of each prompt."""
     temperature: float
     top_p: float
     top_k: int
@@ -160,9 +172,9 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     decode_steps: int = 0
     """Steps that brought its tokens after the first."""
     draft_chains: int = 0
-    """Those of them in which drafts were verified."""
+    """Steps of ``decode_steps`` in which drafts were verified."""
     draft_ms: float = 0.0
-    """Of ``decode_ms``: the drafter's, which all requests of a step wait for together."""
+    """The drafter's part of ``decode_ms``; all requests of a step wait for it together."""
     receive_ms: float = 0.0
     """Reading and parsing the body."""
     route_ms: float = 0.0
@@ -176,12 +188,13 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     write_ms: float = 0.0
     """Waiting for the client to take a stream, while the engine goes on."""
     last_write_ms: float = 0.0
-    """Of ``write_ms``: after ``e2e_ms``."""
+    """The part of ``write_ms`` after ``e2e_ms``."""
     traceparent: str = ""
     """The client's, if it sent a valid one (W3C Trace Context)."""
     span_id: str = ""
-    """Of the request here, in the client's trace; empty without one, and for further sequences of a request."""
+    """The request's span here, in the client's trace; empty without one, and for further sequences of a request."""
     parameters: RequestParameters | None = None
+    engine: str = DEFAULT_ENGINE
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
@@ -192,23 +205,24 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     kind: str
     """``chat`` or ``completion``."""
     server: str
-    """Which one: ``HOST:PORT``."""
+    """The other server: ``HOST:PORT``."""
     status: int
-    """Of the answer; 499: the client went away."""
+    """Status of the answer; 499: the client went away."""
     total_ms: float
     """Since the request came in."""
     traceparent: str = ""
     """The client's, if it sent a valid one."""
     span_id: str = ""
-    """Of the request here, which the other server is told as its parent."""
+    """The span of the request here, which the other server is told as its parent."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
-    """A request was refused before it reached the engine."""
+    """A request was refused before it reached an engine: the one whose model the server offers."""
 
     at_s: float
     status: int
     reason: str
+    engine: str = DEFAULT_ENGINE
 
 
 class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):

@@ -32,39 +32,37 @@ STEP_DEVICE = _seconds("step_device", "Forward, sample and verify of a step.")
 STEP_REQUESTS = Metric("histogram", "engine_step_requests", "requests", "Requests in a step.", bounds=SIZES)
 KV_USED = Metric("gauge", "engine_kv_used_ratio", "1", "Leased KV blocks / all of the fullest KV group, latest step.")
 KV_GROUP_USED = Metric("gauge", "engine_kv_group_used_ratio", "1", "The same of each KV group.", "group")
-RUNNING = Metric("gauge", "engine_requests_running", "requests", "Requests that hold a row, latest step.")
-WAITING = Metric("gauge", "engine_requests_waiting", "requests", "Requests not admitted yet, latest step.")
-QUERIES = Metric("counter", "engine_prefix_cache_queries_total", "tokens", "Prompt tokens looked up.")
-HITS = Metric("counter", "engine_prefix_cache_hits_total", "tokens", "Prompt tokens found in the prefix cache.")
-DRAFTED = Metric("counter", "engine_drafted_tokens_total", "tokens", "Draft tokens verified.")
-ACCEPTED = Metric("counter", "engine_accepted_tokens_total", "tokens", "Draft tokens accepted.")
-CHAINS = Metric("counter", "engine_draft_chains_total", "chains", "Drafts of one request in one step, verified.")
-TRIED = Metric(
+REQUESTS_RUNNING = Metric("gauge", "engine_requests_running", "requests", "Requests that hold a row, latest step.")
+REQUESTS_WAITING = Metric("gauge", "engine_requests_waiting", "requests", "Requests not admitted yet, latest step.")
+PREFIX_CACHE_QUERIES = Metric("counter", "engine_prefix_cache_queries_total", "tokens", "Prompt tokens looked up.")
+PREFIX_CACHE_HITS = Metric(
+    "counter", "engine_prefix_cache_hits_total", "tokens", "Prompt tokens found in the prefix cache."
+)
+DRAFTED_TOKENS = Metric("counter", "engine_drafted_tokens_total", "tokens", "Draft tokens verified.")
+ACCEPTED_TOKENS = Metric("counter", "engine_accepted_tokens_total", "tokens", "Draft tokens accepted.")
+DRAFT_CHAINS = Metric("counter", "engine_draft_chains_total", "chains", "Drafts of one request in one step, verified.")
+TRIED_PER_POSITION = Metric(
     "counter",
     "engine_draft_tokens_tried_per_position_total",
     "tokens",
     "Drafts whose predecessors were all accepted.",
     "position",
 )
-ACCEPTED_AT = Metric(
+ACCEPTED_PER_POSITION = Metric(
     "counter",
     "engine_draft_tokens_accepted_per_position_total",
     "tokens",
     "Those of them that were accepted.",
     "position",
 )
-DRAFTING = Metric("counter", "engine_draft_seconds_total", "s", "Time in a drafter on the device.")
+DRAFT_SECONDS = Metric("counter", "engine_draft_seconds_total", "s", "Time in a drafter on the device.")
 PREEMPTIONS = Metric("counter", "engine_preemptions_total", "requests", "Requests that lost their KV blocks.")
 ABORTS = Metric("counter", "engine_aborts_total", "sequences", "Sequences aborted.")
-FINISHED = Metric("counter", "engine_requests_total", "sequences", "Sequences ended.", "finish_reason")
-PROMPT = Metric("counter", "engine_prompt_tokens_total", "tokens", "Prompt tokens of ended sequences.")
-GENERATION = Metric("counter", "engine_generation_tokens_total", "tokens", "Output tokens of ended sequences.")
+REQUESTS = Metric("counter", "engine_requests_total", "sequences", "Sequences ended.", "finish_reason")
+PROMPT_TOKENS = Metric("counter", "engine_prompt_tokens_total", "tokens", "Prompt tokens of ended sequences.")
+GENERATION_TOKENS = Metric("counter", "engine_generation_tokens_total", "tokens", "Output tokens of ended sequences.")
 STEP_TOKENS = Metric("counter", "engine_step_tokens_total", "tokens", "Tokens computed in steps.", "kind")
 REJECTED = Metric("counter", "engine_rejected_total", "requests", "Requests refused before the engine.", "status")
-DROPPED = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
-METRICS = (
-    TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, DECODE, STEP, STEP_HOST, STEP_GAP, STEP_DEVICE, STEP_REQUESTS, KV_USED,
-    KV_GROUP_USED, RUNNING, WAITING, QUERIES, HITS, DRAFTED, ACCEPTED, CHAINS, TRIED, ACCEPTED_AT, DRAFTING,
-    PREEMPTIONS, ABORTS, FINISHED, PROMPT, GENERATION, STEP_TOKENS, REJECTED, DROPPED,
-)  # fmt: skip
-"""All, in the order of pages and documentation."""
+DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
+METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
+"""All metrics, in the order of pages and documentation."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import (
+    DEFAULT_ENGINE,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -23,17 +26,18 @@ STATUSES = ("400", "401", "403", "404", "408", "413", "429", "500", "502", "503"
 
 
 class EngineCounters:
-    """All of :mod:`engine.counters.declared`, of one engine. Fed and read by one thread, that of the event bus."""
+    """One engine's counts of all metrics of :mod:`engine.counters.declared`. Fed and read by one thread, that of the
+    event bus."""
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        """``max_draft_tokens``: drafts of one request in one step that there are counters for."""
-        self._metrics = metrics = Metrics()
+    def __init__(self, max_draft_tokens: int, engine: str = DEFAULT_ENGINE) -> None:
+        """``max_draft_tokens``: drafts of one request in one step that there are counters for. ``engine``: its id."""
+        self._engine, self._metrics = engine, Metrics()
         positions = [str(1 + at) for at in range(max_draft_tokens)]
         labels: dict[str, Sequence[str]] = {
             declared.KV_GROUP_USED.name: (),  # groups are the model's: they show with the first step
-            declared.TRIED.name: positions,
-            declared.ACCEPTED_AT.name: positions,
-            declared.FINISHED.name: FINISH_REASONS,
+            declared.TRIED_PER_POSITION.name: positions,
+            declared.ACCEPTED_PER_POSITION.name: positions,
+            declared.REQUESTS.name: FINISH_REASONS,
             declared.STEP_TOKENS.name: ("prefill", "decode"),
             declared.REJECTED.name: STATUSES,
         }
@@ -41,13 +45,13 @@ class EngineCounters:
         self._scalars: dict[str, Scalar] = {}
         for metric in declared.METRICS:
             if metric.kind == "histogram":
-                self._histograms[metric.name] = metrics.histogram(metric)
+                self._histograms[metric.name] = self._metrics.histogram(metric)
             else:
-                self._scalars[metric.name] = metrics.scalar(metric, labels.get(metric.name, ("",)))
+                self._scalars[metric.name] = self._metrics.scalar(metric, labels.get(metric.name, ("",)))
         self._itl = self._histograms[declared.ITL.name]
 
     def readings(self) -> list[Reading]:
-        return self._metrics.readings()
+        return [replace(reading, engine=self._engine) for reading in self._metrics.readings()]
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -61,13 +65,13 @@ class EngineCounters:
                 case RequestEvent():
                     self._on_request(event)
                 case PrefixCacheEvent():
-                    self._add(declared.QUERIES, event.queries)
-                    self._add(declared.HITS, event.hits)
+                    self._add(declared.PREFIX_CACHE_QUERIES, event.queries)
+                    self._add(declared.PREFIX_CACHE_HITS, event.hits)
                 case RejectedEvent():
                     status = str(event.status)
                     self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
                 case DroppedEvent():
-                    self._add(declared.DROPPED, event.num_events)
+                    self._add(declared.DROPPED_EVENTS, event.num_events)
 
     def _on_step(self, event: StepEvent) -> None:
         self._observe_ms(declared.STEP, event.duration_ms)
@@ -78,15 +82,15 @@ class EngineCounters:
         self._set(declared.KV_USED, event.kv_used)
         for group, used in event.kv_groups_used:
             self._set(declared.KV_GROUP_USED, used, group)
-        self._set(declared.RUNNING, event.running)
-        self._set(declared.WAITING, event.waiting)
-        self._add(declared.DRAFTED, event.drafted)
-        self._add(declared.ACCEPTED, event.accepted)
-        self._add(declared.CHAINS, event.draft_chains)
-        self._add(declared.DRAFTING, event.draft_ms / 1e3)
+        self._set(declared.REQUESTS_RUNNING, event.running)
+        self._set(declared.REQUESTS_WAITING, event.waiting)
+        self._add(declared.DRAFTED_TOKENS, event.drafted)
+        self._add(declared.ACCEPTED_TOKENS, event.accepted)
+        self._add(declared.DRAFT_CHAINS, event.draft_chains)
+        self._add(declared.DRAFT_SECONDS, event.draft_ms / 1e3)
         for metric, drafts in (
-            (declared.TRIED, event.drafts_tried),
-            (declared.ACCEPTED_AT, event.drafts_accepted),
+            (declared.TRIED_PER_POSITION, event.drafts_tried),
+            (declared.ACCEPTED_PER_POSITION, event.drafts_accepted),
         ):
             for position, count in enumerate(drafts, start=1):
                 self._add(metric, count, str(position))
@@ -95,9 +99,9 @@ class EngineCounters:
         self._add(declared.STEP_TOKENS, event.num_decode_tokens, "decode")
 
     def _on_request(self, event: RequestEvent) -> None:
-        self._add(declared.FINISHED, 1, event.finish_reason)
-        self._add(declared.PROMPT, event.prompt_tokens)
-        self._add(declared.GENERATION, event.output_tokens)
+        self._add(declared.REQUESTS, 1, event.finish_reason)
+        self._add(declared.PROMPT_TOKENS, event.prompt_tokens)
+        self._add(declared.GENERATION_TOKENS, event.output_tokens)
         # Of every ended sequence: leaving out those that gave up waiting would hide the worst waits.
         self._observe_ms(declared.QUEUE, event.queue_ms)
         if event.finish_reason == "abort":

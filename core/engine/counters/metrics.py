@@ -16,7 +16,7 @@ class Scalar:
     """A counter or a gauge."""
 
     def __init__(self, metric: Metric, values: Iterable[str] = ("",)) -> None:
-        """``values``: of its label."""
+        """``values``: the values of the metric's label."""
         self.metric = metric
         self.values: dict[str, float] = dict.fromkeys(values, 0.0)
 
@@ -32,7 +32,7 @@ class Scalar:
 
 
 class Histogram:
-    """Observations by bucket."""
+    """Counts observations by bucket."""
 
     def __init__(self, metric: Metric) -> None:
         assert list(metric.bounds) == sorted(set(metric.bounds)), "bounds ascend"
@@ -60,7 +60,7 @@ class Metrics:
         self._made: list[Scalar | Histogram] = []
 
     def scalar(self, metric: Metric, values: Iterable[str] = ("",)) -> Scalar:
-        """``values``: of its label, as far as they are known."""
+        """``values``: those of the metric's label that are known beforehand."""
         made = Scalar(metric, values)
         self._made.append(made)
         return made

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
+from engine.contracts.events import DEFAULT_ENGINE
 from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
 from engine.http import middleware
@@ -42,7 +43,6 @@ from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.findings import Finders
-from engine.service.latency import RollingLatency
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
 
@@ -58,13 +58,12 @@ def build_app(
     """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name.
     Call inside a running event loop."""
     settings = plan.settings.server
-    engine = EngineHandle("default", plan, client, tokenizer)
-    engines, counters = {engine.id: engine}, engine.counters
-    latencies, waterfalls = RollingLatency(), Waterfalls()
+    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer)
+    engines, waterfalls = {engine.id: engine}, Waterfalls()
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
-            exporter.watch(counters.readings)
-    bus = EventBus([Recorder(counters.add), *exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
+            exporter.watch(engine.counters.readings)
+    bus = EventBus([Recorder(engine.count), *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
         engines=engines,
@@ -73,11 +72,10 @@ def build_app(
         admission=Admission(settings.max_queue),
         bodies=Bodies(settings.max_body_bytes),
         bus=bus,
-        latency=latencies,
         waterfalls=waterfalls,
         finders=Finders(finders or {}),
     )
-    client.on_events(bus.publish)
+    engine.publish_to(bus.publish)
     client.on_events(state.prefill.add)
     cross_origin = CrossOrigin(settings.cors_origins)
     app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])

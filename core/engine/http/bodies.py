@@ -17,7 +17,7 @@ from engine.service.errors import ApiError
 
 BODY_S = 30.0
 SMALL_BYTES = 64 * 1024
-"""The beginning of every body, which is not counted: large bodies never keep small ones out."""
+"""The first so many bytes of every body are not counted: large bodies never keep small ones out."""
 LARGEST_AT_ONCE = 8
 """The bytes of all bodies together are limited to so many of the largest allowed; those of one address to half."""
 
@@ -34,18 +34,18 @@ class Body:
         self.data = b""
 
     def count(self, size: int) -> None:
-        """It has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too many, or those
-        of this client."""
+        """Note that the body has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too
+        many, or those of this client."""
         more = max(0, size - SMALL_BYTES) - self.counted
         self._bodies.take(self.client, more)
         self.counted += more
 
     def forget(self) -> None:
-        """It was parsed; what was made of it still counts."""
+        """Drop the bytes, which were parsed; what was made of them still counts."""
         self.data = b""
 
     def release(self) -> None:
-        """Nothing of it is needed any more."""
+        """Count the body no more: nothing of it is needed."""
         self._bodies.take(self.client, -self.counted)
         self.counted, self.data = 0, b""
 

@@ -42,7 +42,7 @@ class CompletionFormat(Format):
         return choice | (self.prompt_ids(delta.index) if first else {}) | self.ids(delta)
 
     def _logprobs(self, delta: Delta, echo: bool) -> dict[str, Any]:
-        """Offsets count from the beginning of the text that the client sees."""
+        """The logprobs of a delta. Offsets count from the beginning of the text that the client sees."""
         base = len(self._echoed(delta.index)) if self.job.api.echo else 0
         tokens = self._prompt_tokens(delta) if echo else []
         tokens += [(shown.token, base + shown.offset, shown.logprobs) for shown in delta.tokens]

@@ -19,10 +19,11 @@ from engine.http.state import STATE
 LEAST_BYTES = 1024
 """Smaller bodies fit into one packet as they are."""
 INLINE_BYTES = 64 * 1024
-"""More takes longer than a millisecond, so another thread does it: both libraries let go of the interpreter."""
+"""Larger bodies take longer than a millisecond, so another thread codes them: both libraries let go of the
+interpreter."""
 GZIP_LEVEL, ZSTD_LEVEL = 4, 3
 GZIP_BITS = 16 + 15
-"""The format, and the largest window."""
+"""What zlib takes for gzip with the largest window."""
 STREAM_BITS, STREAM_MEMORY = 16 + 13, 7
 """A stream's window of 8 KiB: 96 KiB of memory for each instead of 256, and 4 % more bytes."""
 _WEIGHT = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.IGNORECASE)
@@ -44,7 +45,7 @@ def _zstd() -> Coding | None:
 
 
 CODINGS: dict[str, Coding] = {name: code for name, code in (("zstd", _zstd()), ("gzip", _gzip)) if code is not None}
-"""By name, the preferred one first."""
+"""Codings by name, the preferred one first."""
 
 
 async def compressed(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:

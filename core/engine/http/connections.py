@@ -23,7 +23,8 @@ IDLE_S = 75.0
 ACCEPTED_AT_ONCE = 16
 """asyncio accepts so many connections before any of them is looked at."""
 SPARE_FILES = 48
-"""Kept for the engine process, proxied requests and files, connections just accepted or being refused included."""
+"""Open files that are kept for the engine process, proxied requests and files, and for connections that were just
+accepted or are being refused."""
 MOST_FILES = 2**16
 """More open files than this are not asked for."""
 MOST_REFUSALS = 16
@@ -64,7 +65,7 @@ class Connections:
         self.limit = limit
         self.open: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
-        """Those that are not being answered, the one that has been idle for longest first."""
+        """Connections that are not being answered, the one that has been idle for longest first."""
         self.refusing: set[_Refusal] = set()
         self.hang_ups = HangUps()
 

@@ -17,14 +17,13 @@ def state_of(http: web.Request) -> ServerState:
 
 
 def client_of(http: web.Request, user: str | None = None) -> str:
-    """Who sent a request: its address, or the user it names where that is trusted. Clients share the queue and take
-    turns."""
+    """Who sent a request: its address, or the user it names where that is trusted. The queue is fair among clients."""
     trusted = user and state_of(http).settings.trust_user
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
 
 
 def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:
-    """Of a request whose prompts were tokenized just now."""
+    """The arrival of a request whose prompts were tokenized just now."""
     receive_ms, tokenize_ms = (parsed_s - received_s) * 1e3, (time.monotonic() - parsed_s) * 1e3
     trace = trace_context(http.headers.getall("traceparent", []), http.headers.getall("tracestate", []))
     http[TRACE] = trace

@@ -27,7 +27,7 @@ from engine.service.errors import ApiError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
-"""Served without a key."""
+"""Routes that are served without a key."""
 PROBES = frozenset({"/health", "/ready"}) | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -63,8 +63,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except ApiError as error:
         if _route(request) in endpoints.PATHS and _is_refusal(error):
-            event = RejectedEvent(time.monotonic(), status_of(error), error.code or "invalid_request")
-            request.app[STATE].bus.publish((event,))
+            state, code = request.app[STATE], error.code or "invalid_request"
+            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.engine.id),))
         return error_response(error)
     except web.HTTPException as error:
         return http_error_response(error, request.method)
@@ -126,7 +126,7 @@ def _digest(text: str) -> bytes:
 
 
 def _is_refusal(error: ApiError) -> bool:
-    """Refused at the door, as opposed to failed on the way."""
+    """Whether the request was refused at the door, as opposed to failed on the way."""
     return status_of(error) < 500 or error.code in ("draining", "not_ready")
 
 
@@ -156,7 +156,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """``localhost``, a name below it or an address, and perhaps a port."""
+    """Whether it is ``localhost``, a name below it or an address, perhaps with a port."""
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return host == ""

@@ -31,9 +31,9 @@ class PrefillProgress:
 
     @asynccontextmanager
     async def shown(self, write: Write, job: Job, make_event: MakeEvent) -> AsyncIterator[None]:
-        """Within it, each step that computes a part of the one prompt of a job, but the last, sends ``make_event`` of
-        its progress: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached ones among them, and
-        ``time_ms``."""
+        """Within the block, each step that computes a part of the one prompt of a job, but the last, sends
+        ``make_event`` of its progress: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached
+        ones among them, and ``time_ms``."""
         name = job.name(0)
         self._watchers[name] = asyncio.Queue()
         task = asyncio.create_task(self._show(self._watchers[name], write, len(job.prompt(0)), make_event))

@@ -29,7 +29,7 @@ log = structlog.get_logger("engine.proxy")
 async def answer(
     http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes
 ) -> web.StreamResponse:
-    """:func:`forward`, reported to exporters."""
+    """Answer with :func:`forward`, and report it to exporters."""
     arrival, status = job.arrival, 499
     try:
         response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace)

@@ -31,7 +31,8 @@ from engine.startup.memory.report import describe_start
 ABORT_S = 1.0
 """How long requests that were ended may take to write their error event."""
 CLOSE_S = 15.0
-"""More than the engine client takes to kill an engine that does not end (``CLOSE_TIMEOUT_S`` there)."""
+"""How long closing may take: more than the engine client takes to kill an engine that does not end
+(``CLOSE_TIMEOUT_S`` there)."""
 
 log = structlog.get_logger("engine.server")
 

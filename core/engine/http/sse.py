@@ -27,13 +27,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: bytes) -> bytes:
-    """One event; ``data`` is JSON, so it holds no line break."""
+    """The bytes of one event. ``data`` is JSON, so it holds no line break."""
     return b"data: " + data + b"\n\n"
 
 
 class _Response(web.StreamResponse):
     _send_headers_immediately = False
-    """They leave with the first event, in one packet."""
+    """Does nothing: headers leave with the first event, in one packet."""
 
 
 class EventStream:
@@ -68,7 +68,7 @@ class EventStream:
 
     @property
     def started(self) -> bool:
-        """The 200 is out; from here errors are events."""
+        """Whether the 200 is out; from then on errors are events."""
         return self._response.prepared
 
     async def write(self, events: bytes) -> None:

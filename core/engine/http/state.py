@@ -23,7 +23,6 @@ from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.findings import Finders
-from engine.service.latency import RollingLatency
 from engine.service.parsing import P
 from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
@@ -36,17 +35,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class ServerState:
-    """Lives as long as the application; used on the event loop's thread only."""
+    """What the application holds for as long as it lives. Use on the event loop's thread only."""
 
     settings: ServerSettings
     engines: Mapping[str, EngineHandle]
-    """By id."""
+    """The server's engines, by id."""
     dispatcher: Dispatcher
     exporters: tuple[Exporter, ...]
     admission: Admission
     bodies: Bodies
     bus: EventBus
-    latency: RollingLatency
     waterfalls: Waterfalls
     finders: Finders
     created: int = field(default_factory=lambda: int(time.time()))
@@ -54,7 +52,7 @@ class ServerState:
     machine: Meter = field(default_factory=Meter)
     prefill: PrefillProgress = field(default_factory=PrefillProgress)
     session: ClientSession | None = None
-    """For proxied requests; opened with the application."""
+    """The client for proxied requests; opened with the application."""
 
     @property
     def engine(self) -> EngineHandle:

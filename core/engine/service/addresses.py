@@ -8,7 +8,8 @@ from ipaddress import IPv4Address, ip_address, ip_network
 
 @lru_cache(1024)
 def network_of(address: str) -> str:
-    """An IPv4 address; of IPv6 the network of 64 bits, all of which one host may use."""
+    """What stands for one host: an IPv4 address, or of an IPv6 address the network of 64 bits, all of which one host
+    may use."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

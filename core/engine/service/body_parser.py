@@ -11,9 +11,9 @@ from engine.service.parsing import Limits, P, parse
 from engine.service.sandbox.process import LimitBroken, Sandbox
 
 SMALL_BYTES = 64 * 1024
-"""Parsed at once: at most about 10 ms, and 0.1 ms for what people send."""
+"""Smaller bodies are parsed at once: that takes at most about 10 ms, and 0.1 ms for what people send."""
 MOST_BYTES = 128 * 1024 * 1024
-"""Of bodies that may wait to be parsed."""
+"""Bytes of all bodies that may wait to be parsed."""
 CPU_S = 10.0
 MEMORY_MB = 1024
 
@@ -33,7 +33,7 @@ class BodyParser:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
         try:
-            async with self._alone.alone(client, len(body)):  # one copy of a large body at a time
+            async with self._alone.hold(client, len(body)):  # one copy of a large body at a time
                 frame = msgspec.msgpack.encode(question)
                 reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
         except LimitBroken as error:

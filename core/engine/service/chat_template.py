@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ import jinja2.nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import astuple, replace
 
 from engine.checkpoint.files import CheckpointError, read_file
 from engine.checkpoint.limits import MAX_TEMPLATE_BYTES
 from engine.service.message_content import ContentForms, ContentLost
+from engine.service.turns import PlainConversation
 
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
 SPARE_CHARS = 65536
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What clients call the reasoning of a message. Templates read the first, or the second."""
+"""What clients call the reasoning of a message. Templates read the first name, or the second."""
 MAX_WORDS = 200
 """Most characters of an error that the template words itself."""
 
@@ -102,35 +104,31 @@ class ChatTemplate:
         self._variables = source.variables
         self._contents = ContentForms(self._tried)
 
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, conversation: PlainConversation) -> str:
         """The prompt of a conversation. The content of a message is text or a list of parts, and reaches the template
-        as it takes it. ``variables``: more names for the template. Raises :class:`TemplateFailed`, and
-        ``MemoryError``."""
+        as it takes it. Raises :class:`TemplateFailed`, and ``MemoryError``."""
         try:
-            given = [self._contents.given(_with_reasoning(message)) for message in messages]
+            given = [self._contents.given(_with_reasoning(message)) for message in conversation.messages]
         except ContentLost as error:
             raise TemplateRefused(str(error)) from None
-        return self._rendered(given, add_generation_prompt, variables or {})
+        return self._rendered(replace(conversation, messages=given))
 
     def _tried(self, messages: list[dict[str, Any]]) -> str | None:
         try:
-            return self._rendered(messages, True, {})
+            return self._rendered(PlainConversation(messages))
         except TemplateFailed:
             return None
 
-    def _rendered(
-        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
-    ) -> str:
-        limit = max_chars(messages, variables)
+    def _rendered(self, conversation: PlainConversation) -> str:
+        limit = max_chars(conversation)
         parts: list[str] = []
         length = 0
-        names = {**self._variables, "documents": None, **variables}
-        names |= {"messages": messages, "tools": None, "add_generation_prompt": add_generation_prompt}
+        names = {**self._variables, "documents": conversation.documents, **conversation.variables}
+        names |= {
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
         try:
             for part in self._template.generate(names):
                 parts.append(part)
@@ -148,9 +146,9 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def max_chars(*given: Any) -> int:
-    """Most characters of the prompt of what a template is given."""
-    return SPARE_CHARS + MAX_GROWTH * text_length(given)
+def max_chars(conversation: PlainConversation) -> int:
+    """Most characters that its prompt may have."""
+    return SPARE_CHARS + MAX_GROWTH * text_length(astuple(conversation))
 
 
 def text_length(value: Any) -> int:

@@ -19,7 +19,7 @@ def chrome_trace(
     waterfalls: Sequence[Waterfall], steps: Callable[[float, float], Sequence[StepEvent]]
 ) -> dict[str, Any]:
     """One track for each sequence, and one for the engine's steps meanwhile. Times in microseconds since the first
-    of the requests came in. ``steps`` between two moments."""
+    of the requests came in. ``steps``: the engine's steps between two moments of the events' clock."""
     first = min(waterfall.began_s for waterfall in waterfalls)
     last = max(waterfall.request.at_s for waterfall in waterfalls)
     events: list[dict[str, Any]] = [_named(STEPS_TRACK, "steps of the engine")]
@@ -37,8 +37,8 @@ def _named(track: int, name: str) -> dict[str, Any]:
 def _nested(
     spans: Sequence[Span], track: int, began_ms: float, from_ns: float = 0, until_ns: float = math.inf
 ) -> Iterator[dict[str, Any]]:
-    """One after the other, within what they are in, as slices of a track have to be: times are rounded, and a step
-    ends a little after the token that it brings."""
+    """Spans as slices, which a track takes one after the other and within those that they are in: times are rounded,
+    and a step ends a little after the token that it brings."""
     for span in spans:
         start_ns = min(max(from_ns, round((began_ms + span.start_ms) * 1e6)), until_ns)
         end_ns = min(max(start_ns, round((began_ms + span.start_ms + span.ms) * 1e6)), until_ns)
@@ -53,7 +53,7 @@ def _slice(name: str, track: int, start_ns: float, end_ns: float, args: dict[str
 
 
 def _steps(steps: Sequence[StepEvent], first_s: float) -> Iterator[dict[str, Any]]:
-    """One after the other: where the next one is planned while one runs, it is drawn after that."""
+    """Steps one after the other: one that is planned while another runs is drawn after that."""
     free_ns = 0
     for step in steps:
         ended_ns = round((step.at_s - first_s) * 1e9)

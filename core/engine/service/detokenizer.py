@@ -60,7 +60,7 @@ class TokenBytes:
         return token in self._vocab
 
     def __getitem__(self, token: int) -> bytes:
-        """Ids without a token (padding of the vocabulary) stand for nothing."""
+        """The bytes of a token: none for an id without a token (padding of the vocabulary)."""
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = self._compute(token)
@@ -170,7 +170,7 @@ class IncrementalDetokenizer:
         return self._bytes.end() + data.decode() if token in self._tokens else ""
 
     def _beginning(self, token: int) -> str:
-        """Without what the decoder drops there."""
+        """Text of a token at the beginning of a sequence, without what the decoder drops there."""
         if token not in self._tokens:
             return ""
         text = self._text(token, self._tokens.first(token) if self._first else self._tokens[token])

@@ -34,7 +34,7 @@ from engine.service.validation import choice_seed
 ABORTED_S = 5.0
 """How long the places of an aborted request may stay taken, waiting for the engine."""
 LONGEST_RETRY_S = 24 * 3600
-"""That a router may ask a client to wait."""
+"""A router may ask a client to wait for so long."""
 SLOW_ROUTER_MS = 50.0
 """A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
 
@@ -47,7 +47,7 @@ class Dispatcher:
 
     router: Router
     engines: Mapping[str, EngineHandle]
-    """By id. The first one's model is that of stored answers, too."""
+    """The engines by id. The first one's model is that of stored answers, too."""
     bus: EventBus
     failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
 
@@ -115,7 +115,7 @@ class Dispatcher:
                     stream = engine.client.submit(request)
                     engine.prompts.add(request.request_id, request.prompt, request.cache_salt)
                 output = _output(engine, job, index, request.sampling, stream)
-                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish))
+                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish, engine.id))
         except EngineDead as dead:
             raise engine_died(dead.cause) from None
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from engine.assembly.plan import EnginePlan
+from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.router import EngineView
 from engine.counters.engine import EngineCounters
 from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
+from engine.service.latency import RollingLatency
 from engine.service.parsing import Limits
 from engine.service.prefix_misses import RecentPrompts
 from engine.service.supervisor import State, Supervisor
@@ -27,13 +31,14 @@ class EngineHandle:
     tokenizer: Tokenizer
     supervisor: Supervisor = field(init=False)
     counters: EngineCounters = field(init=False)
+    latency: RollingLatency = field(default_factory=RollingLatency)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
     fingerprint: str = field(init=False)
-    """Changes when anything about the engine does."""
+    """A name of the engine's plan: it changes when anything about the engine does."""
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.client, self.plan.settings.server.stall_s, serving_s=self.plan.stall_s)
-        self.counters = EngineCounters(self.plan.drafter.max_width)
+        self.counters = EngineCounters(self.plan.drafter.max_width, self.id)
         self.fingerprint = "fp_" + hashlib.sha256(self.plan.to_json()).hexdigest()[:10]
         self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
 
@@ -66,6 +71,19 @@ class EngineHandle:
         stats = self.client.stats
         alive = self.client.alive and self.state == "serving"
         return EngineView(self.id, self.model, alive, stats.running, stats.waiting, stats.kv_used)
+
+    def publish_to(self, publish: Callable[[Sequence[Event]], None]) -> None:
+        """Have the engine's events published: they carry its id from here on."""
+        if self.id == DEFAULT_ENGINE:  # as they come
+            self.client.on_events(publish)
+        else:
+            self.client.on_events(lambda events: publish([replace(event, engine=self.id) for event in events]))
+
+    def count(self, events: Sequence[Event]) -> None:
+        """Count those events that are of this engine, or of the server. Call on the thread of the event bus."""
+        mine = [event for event in events if getattr(event, "engine", self.id) == self.id]
+        self.counters.add(mine)
+        self.latency.add(mine)
 
     def check(self) -> None:
         """Raises :class:`ApiError` ``unavailable`` unless the engine can take work."""

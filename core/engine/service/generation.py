@@ -32,17 +32,19 @@ class SequenceRun:
         output: Output,
         sent_s: float,
         publish: Publish,
+        engine: str,
     ) -> None:
-        """``request``: sequence ``index`` of ``job``, handed to the engine at ``sent_s``."""
+        """``request``: sequence ``index`` of ``job``, handed to the engine with the id ``engine`` at ``sent_s``."""
         self.request = request
         self.output = output
         self.account: Account | None = None
-        """Set at the end."""
+        """Where the time went; known at the end."""
         self._job = job
         self._index = index
         self._stream = stream
         self._sent_s = sent_s
         self._publish = publish
+        self._engine = engine
         self._reason: FinishReason = "abort"
         self._ended_s = 0.0
         self._detokenize_s = 0.0
@@ -97,7 +99,8 @@ class SequenceRun:
             api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
         )
         name, limit = self.request.request_id, sampling.max_tokens
-        self._publish((self.account.event(name, self._ended_s, self._reason, limit, write, trace, parameters),))
+        event = self.account.event(name, self._ended_s, self._reason, limit, write, trace, parameters, self._engine)
+        self._publish((event,))
 
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
@@ -119,11 +122,12 @@ class SequenceRun:
         event: Event
         if self._first_s is None:
             self._first_s = now
-            event = FirstTokenEvent(now, self.request.request_id, (now - self._job.arrival.received_s) * 1e3)
+            ttft_ms = (now - self._job.arrival.received_s) * 1e3
+            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, self._engine)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))
-            event = TokensEvent(now, self.request.request_id, count, itl_ms)
+            event = TokensEvent(now, self.request.request_id, count, itl_ms, self._engine)
         self._last_s = now
         self._publish((event,))
 
@@ -166,7 +170,7 @@ class Generation:
         await self._deltas.aclose()
 
     def usage(self) -> Usage:
-        """So far. Cached tokens are known of sequences that have ended."""
+        """Token counts so far. Cached tokens are known of sequences that have ended."""
         prompts, n = self._job.api.prompts, self._job.api.n
         return Usage(
             sum(map(len, prompts)),
@@ -175,7 +179,7 @@ class Generation:
         )
 
     def account(self) -> Account:
-        """Of the sequence that took longest: it is the one the client waited for."""
+        """The account of the sequence that took longest, for which the client waited."""
         accounts = [run.account for run in self._runs if run.account is not None]
         return max(accounts, key=lambda account: account.total_ms)
 

@@ -15,7 +15,7 @@ class Prompts:
 
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...] = ()
-    """What ``echo`` puts before the output of each; empty without it."""
+    """For each prompt, what ``echo`` puts before its output; empty without ``echo``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Job:
     """See :attr:`Prompts.texts`."""
     arrival: Arrival
     client: str
-    """Who sent it; clients take turns."""
+    """Who sent the request: the queue is fair among clients."""
     created: int
     """Seconds since 1970."""
     fingerprint: str
-    """Of the engine that it was prepared for."""
+    """The fingerprint of the engine that the request was prepared for."""
 
     @property
     def num_sequences(self) -> int:
@@ -43,5 +43,5 @@ class Job:
         return f"{self.api.request_id}-{index}"
 
     def prompt(self, index: int) -> tuple[int, ...]:
-        """Of a sequence."""
+        """The token ids of a sequence's prompt."""
         return self.api.prompts[index // self.api.n]

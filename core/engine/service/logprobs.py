@@ -11,7 +11,7 @@ from engine.service.detokenizer import TokenBytes
 from engine.service.output import ShownToken
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""A logprob that stands for minus infinity, which JSON does not have."""
 
 
 def chat_logprobs(tokens: Sequence[ShownToken], token_bytes: TokenBytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from engine.startup.output import keep_output
 __all__ = ["Repeated", "configure", "http_logger", "keep_output", "on_loop_error"]
 
 EVERY_S = 60.0
-"""Between two lines about the same repeated error."""
+"""Seconds between two lines about the same repeated error."""
 
 
 class Repeated:

@@ -11,7 +11,8 @@ Render = Callable[[list[Message]], str | None]
 """The prompt of a conversation, ``None`` where the template refuses it."""
 
 WORDS = ("qzfirst\nqzline", "qzsecond\nqzline")
-"""What is looked for in prompts. A line break tells text from a list or JSON that was printed, which escape it."""
+"""Words that are looked for in prompts. A line break tells text from a list or JSON that was printed, which escape
+it."""
 TEXT = WORDS[0]
 PARTS = [{"type": "text", "text": words} for words in WORDS]
 ROLES = ("user", "system", "assistant")
@@ -23,13 +24,13 @@ class ContentLost(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What a prompt shows as it is."""
+    """Which forms of a content a prompt shows as they are."""
 
     text: bool = False
     parts: bool = False
-    """All of them."""
+    """It shows all parts of a list."""
     loses: bool = False
-    """Neither, not even changed: the template leaves messages of this role out."""
+    """It shows neither form, not even changed: the template leaves messages of this role out."""
 
 
 class ContentForms:
@@ -83,7 +84,7 @@ def _tried(render: Render, role: str, user: Forms, content: Any) -> tuple[bool, 
 
 
 def _conversations(role: str, content: Any, user: Forms) -> Iterator[list[Message]]:
-    """Templates may want a system message, or turns that alternate."""
+    """Conversations that have the content: templates may want a system message, or turns that alternate."""
 
     def said(by: str, words: str) -> Message:
         as_parts = user.parts and not user.text

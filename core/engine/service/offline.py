@@ -22,9 +22,11 @@ from engine.assembly.compose import quoted
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.environment import with_defaults
 from engine.loop.messages import EngineStats
+from engine.service.errors import ApiError
 from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
 from engine.service.output import Delta, Output, joined
 from engine.service.output_text import OutputText
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import Tokenizer
 
 
@@ -151,13 +153,17 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Completion:
-        """Answer a conversation, of messages whose content is text or a list of text parts. ``chat_template_kwargs``:
-        variables of the model's template, as ``enable_thinking``; ``options`` as for :meth:`generate`."""
-        prompt = self.tokenizer.encode_chat_now(messages, variables=chat_template_kwargs)
-        return self.generate([prompt], **options)[0]
+        """Answer a conversation. ``messages`` and ``chat_template_kwargs`` are those of ``/v1/chat/completions``;
+        ``options`` as for :meth:`generate`. Raises ``ValueError`` for what the server refuses, in its words, and what
+        :meth:`generate` raises."""
+        try:
+            conversation = parse_messages(messages, chat_template_kwargs)
+        except ApiError as error:
+            raise ValueError(error.message) from None
+        return self.generate([self.tokenizer.encode_chat_now(conversation)], **options)[0]
 
     def stats(self) -> EngineStats:
-        """Blocks, rows and queues right now."""
+        """What the engine holds right now: blocks, rows and queues."""
         return self.core.stats()
 
     def expert_load(self) -> dict[int, tuple[int, ...]]:

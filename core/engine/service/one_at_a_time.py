@@ -1,4 +1,4 @@
-"""Long work of which one piece is done at a time: fairly between clients, and what waits is bounded."""
+"""Long work of which one piece is done at a time, in fair order among clients; what waits is bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OneAtATime:
-    """Clients are served in the order of fair queuing, as with rows of the engine. Use on the event loop's thread."""
+    """Who is next is decided as with rows of the engine. Use on the event loop's thread."""
 
     def __init__(self, what: str, most: int) -> None:
         """``what`` is waited for, in messages; ``most``: how much of it may wait in all, a quarter of it one client's.
@@ -32,7 +32,7 @@ class OneAtATime:
         self._sizes: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def alone(self, client: str, size: int) -> AsyncIterator[None]:
+    async def hold(self, client: str, size: int) -> AsyncIterator[None]:
         """The block runs when no other does. Raises :class:`ApiError` ``overloaded`` when too much waits."""
         await self._begin(client, size)
         try:
@@ -41,8 +41,8 @@ class OneAtATime:
             self._end(client, size)
 
     async def run(self, client: str, size: int, executor: Executor, function: Callable[..., T], *args: object) -> T:
-        """``function`` in a thread, alone. A caller who leaves while it runs has it run on: the next one waits for its
-        end."""
+        """``function`` in a thread, alone. When its caller leaves it runs on, and nobody else's begins before it has
+        ended."""
         await self._begin(client, size)
         try:
             running = asyncio.get_running_loop().run_in_executor(executor, function, *args)
@@ -60,12 +60,12 @@ class OneAtATime:
         tag = self._fair.join(client)
         self._sizes[client] += size
         if self._busy:
-            begin: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heappush(self._queue, (tag, next(self._numbers), begin))
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heappush(self._queue, (tag, next(self._numbers), waiting))
             try:
-                await begin
+                await waiting
             except asyncio.CancelledError:
-                if begin.done() and not begin.cancelled():  # it was just let in
+                if waiting.done() and not waiting.cancelled():  # it had just been let in
                     self._pass_on()
                 self._leave(client, size)
                 raise
@@ -85,8 +85,8 @@ class OneAtATime:
     def _pass_on(self) -> None:
         self._busy = False
         while self._queue:
-            _, _, begin = heappop(self._queue)
-            if not begin.done():
+            _, _, waiting = heappop(self._queue)
+            if not waiting.done():
                 self._busy = True
-                begin.set_result(None)
+                waiting.set_result(None)
                 return

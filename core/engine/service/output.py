@@ -20,8 +20,26 @@ class Text(msgspec.Struct, frozen=True):
     text: str
 
 
-Part = Text
-"""What an output consists of. Reasoning and tool calls are kinds of parts beside text; no parser makes them yet."""
+class Reasoning(msgspec.Struct, frozen=True):
+    """A part that is what the model thinks before it answers. No parser makes any yet."""
+
+    text: str
+
+
+class CallText(msgspec.Struct, frozen=True):
+    """A part of a tool call. No parser makes any yet."""
+
+    index: int
+    """Which call of the output it is a part of, from 0."""
+    arguments: str
+    """A piece of the JSON of the call's arguments."""
+    id: str = ""
+    """The call's id, in its first part; so is ``name``."""
+    name: str = ""
+
+
+Part = Text | Reasoning | CallText
+"""What an output consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +57,17 @@ class Delta(msgspec.Struct, frozen=True):
     index: int
     parts: tuple[Part, ...] = ()
     tokens: tuple[ShownToken, ...] = ()
-    """Those whose text is out; filled when logprobs were asked for."""
+    """Tokens whose text is out; filled when logprobs were asked for."""
     token_ids: tuple[int, ...] = ()
     """Every output token since the delta before, visible or not."""
     prompt_logprobs: PromptLogprobs = ()
-    """In the first delta."""
+    """The prompt's, in the first delta; else empty."""
     finish_reason: FinishReason | None = None
 
     @property
     def text(self) -> str:
-        parts = self.parts
-        return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
+        """What a reader sees: the text parts, without reasoning and tool calls."""
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -77,10 +95,10 @@ class Output:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: PromptLogprobs = ()
         self.finish_reason: FinishReason | None = None
-        """``stop`` or ``length``, once it has ended well."""
+        """``stop`` or ``length``, once the output has ended well."""
         self.stop_token: int | None = None
         self.failure = ""
-        """Why it ended otherwise."""
+        """Why the output ended otherwise; empty if it did not."""
         self._text = text
         self._on_stop = on_stop
         self._index = index
@@ -130,7 +148,7 @@ class Output:
         return piece
 
     def _release(self) -> tuple[ShownToken, ...]:
-        """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
+        """Pending tokens whose text is out: after a stop, those that contributed at least a character of it."""
         if not self._pending:
             return ()
         count, shown = 0, self._text.shown

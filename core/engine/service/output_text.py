@@ -26,9 +26,9 @@ class OutputText:
         are not shown."""
         spelled = tuple(stop for stop in stops if skip_special_tokens and tokenizer.spells_special(stop))
         self.detokenized = 0
-        """Characters of all tokens."""
+        """Characters of the text of all tokens so far."""
         self.shown = 0
-        """Characters of what was returned."""
+        """Characters of the text that was returned so far."""
         self.stopped = False
         self._detokenizer = tokenizer.stream(skip_special_tokens, prompt)
         self._names = tokenizer.token_bytes
@@ -44,7 +44,7 @@ class OutputText:
         return self._show(self._detokenizer.feed(token))
 
     def finish(self) -> str:
-        """The rest, at the end of an output that no stop string ended."""
+        """The rest of the text, at the end of an output that no stop string ended."""
         text = self._show(self._detokenizer.flush())
         if self._stops is None or self.stopped:
             return text

@@ -7,6 +7,7 @@ everything that comes back can be sent through a pipe and taken in quickly.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from engine.service.protocol import (
     TokenizeRequest,
     decode,
 )
-from engine.service.turns import Turn
+from engine.service.turns import Conversation
 from engine.service.validation import (
     check_bias_size,
     check_token_ids,
@@ -44,14 +45,12 @@ class Limits(msgspec.Struct, frozen=True):
     max_len: int
     vocab_size: int
     most_tokens: int
-    """In one call of ``/tokenize`` or ``/detokenize``."""
+    """Most tokens in one call of ``/tokenize`` or ``/detokenize``."""
 
 
 class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
     options: ChatOptions
-    turns: tuple[Turn, ...]
-    variables: dict[str, Any]
-    """For the chat template."""
+    conversation: Conversation
 
     @property
     def num_prompts(self) -> int:
@@ -75,14 +74,11 @@ class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
 
 
 class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
-    """Either ``text`` or ``turns``."""
+    """Either ``text`` or ``conversation``."""
 
     text: str | None
-    turns: tuple[Turn, ...] | None
+    conversation: Conversation | None
     add_special_tokens: bool
-    add_generation_prompt: bool
-    variables: dict[str, Any]
-    """For the chat template."""
 
 
 class ParsedDetokenize(msgspec.Struct, frozen=True, tag="detokenize"):
@@ -98,6 +94,18 @@ def parse(kind: type[P], body: bytes, limits: Limits) -> P:
     """Raises :class:`ApiError` ``invalid``, or ``not_found`` for another model."""
     parsed: P = _PARSERS[kind](body, limits)
     return parsed
+
+
+def parse_messages(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> Conversation:
+    """A conversation of Python's own values, as the body of a request would bring it. ``variables``: its
+    ``chat_template_kwargs``. Raises :class:`ApiError` as :func:`parse`."""
+    fields = {"messages": messages, "chat_template_kwargs": variables}
+    try:
+        body = msgspec.json.encode(fields)
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        raise bad_request(f"The conversation cannot be written as JSON: {error}.", "messages") from None
+    request = decode(body, ChatRequest)
+    return _conversation(request, request.messages)
 
 
 def unpack(tokens: Packed) -> tuple[int, ...]:
@@ -119,8 +127,8 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
     check_model(request.model, limits.model)
     _check_fan_out(1, request.num_choices(), limits)
-    turns, variables = _turns(request.messages, limits), template_variables(request)
-    return ParsedChat(_options(request, ChatOptions), turns, variables)
+    _check_turns(request.messages, limits)
+    return ParsedChat(_options(request, ChatOptions), _conversation(request, request.messages))
 
 
 def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
@@ -141,13 +149,11 @@ def _tokenize(body: bytes, limits: Limits) -> ParsedTokenize:
     check_model(request.model, limits.model)
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Expected either prompt or messages.", "prompt")
-    return ParsedTokenize(
-        request.prompt,
-        None if request.messages is None else _turns(request.messages, limits),
-        request.add_special_tokens is not False,
-        request.add_generation_prompt is not False,
-        template_variables(request),
-    )
+    conversation = None
+    if request.messages is not None:
+        _check_turns(request.messages, limits)
+        conversation = _conversation(request, request.messages)
+    return ParsedTokenize(request.prompt, conversation, request.add_special_tokens is not False)
 
 
 def _detokenize(body: bytes, limits: Limits) -> ParsedDetokenize:
@@ -175,11 +181,14 @@ def _check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
         )
 
 
-def _turns(messages: list[Message], limits: Limits) -> tuple[Turn, ...]:
-    """Every turn takes at least a token."""
+def _check_turns(messages: list[Message], limits: Limits) -> None:
+    """Refuse more turns than fit: each takes at least a token. Raises :class:`ApiError` ``invalid``."""
     if len(messages) > limits.max_len:
         raise too_long(f"at least {len(messages)}", limits.max_len, "messages")
-    return turns_of(messages)
+
+
+def _conversation(request: ChatOptions | TokenizeRequest, messages: list[Message]) -> Conversation:
+    return Conversation(turns_of(messages), request.add_generation_prompt is not False, template_variables(request))
 
 
 def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:

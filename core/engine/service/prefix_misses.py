@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MAX_TOKENS = 1 << 20
-"""Of all prompts kept together."""
+"""Most tokens of all prompts that are kept."""
 MAX_PROMPTS = 1024
 SAME = 32
-"""So many equal tokens are the same text."""
+"""So many equal tokens in a row are the same text."""
 NEAR = 64
 """A difference of at most so many tokens on either side, after which both prompts go on alike, is one inserted or
 changed place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from engine.service.parsing import Packed, ParsedChat, ParsedCompletion, unpack
 from engine.service.protocol import GenerationRequest
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
-from engine.service.turns import Turn, plain_turns
+from engine.service.turns import Conversation
 from engine.service.validation import (
     check_echoed_logprobs,
     check_token_ids,
@@ -32,9 +32,8 @@ from engine.service.validation import (
 
 
 async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedChat) -> Prompts:
-    """Raises :class:`ApiError` like :func:`encode_turns`."""
-    wants_answer = chat.options.add_generation_prompt is not False
-    return Prompts((await encode_turns(engine, client, chat.turns, wants_answer, chat.variables),))
+    """Raises :class:`ApiError` like :func:`encode_conversation`."""
+    return Prompts((await encode_conversation(engine, client, chat.conversation),))
 
 
 async def completion_prompts(engine: EngineHandle, client: str, completion: ParsedCompletion) -> Prompts:
@@ -78,20 +77,13 @@ async def encode_text(
     return check_token_ids(tokens, engine.vocab_size)
 
 
-async def encode_turns(
-    engine: EngineHandle,
-    client: str,
-    turns: Sequence[Turn],
-    add_generation_prompt: bool,
-    variables: Mapping[str, Any] | None = None,
-) -> tuple[int, ...]:
-    """``variables``: more names for the template. Raises :class:`ApiError` ``invalid`` when the model has no template,
-    or its template refuses the conversation."""
-    _refuse_hopeless(engine, sum(engine.tokenizer.fewest_tokens(turn.text) for turn in turns), "messages")
+async def encode_conversation(engine: EngineHandle, client: str, conversation: Conversation) -> tuple[int, ...]:
+    """Raises :class:`ApiError` ``invalid`` when the model has no template, or its template refuses the
+    conversation."""
+    fewest = sum(engine.tokenizer.fewest_tokens(turn.text) for turn in conversation.turns)
+    _refuse_hopeless(engine, fewest, "messages")
     try:
-        tokens = await engine.tokenizer.encode_chat(
-            plain_turns(turns), add_generation_prompt=add_generation_prompt, variables=variables, client=client
-        )
+        tokens = await engine.tokenizer.encode_chat(conversation, client=client)
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", engine.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:

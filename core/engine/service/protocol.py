@@ -69,21 +69,21 @@ UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 OutputLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""-1: as many as there is room for."""
+"""How many tokens an output may have; -1: as many as there is room for."""
 StopString = Annotated[str, Meta(min_length=1, max_length=512)]
 Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TemplateVariables = Annotated[dict[str, Any], Meta(max_length=64)]
-"""By name: what the chat template of the model makes of them is its own."""
+"""Variables of the model's chat template, by name. What it makes of them is its own."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    """Accepted and without effect."""
+    """Without effect."""
 
 
 class ContentPart(msgspec.Struct):
@@ -112,7 +112,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """What chat and completion requests share."""
 
     kind: ClassVar[str]
-    """As routers know it."""
+    """The kind of request, as routers know it."""
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None] = None
     """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
@@ -144,17 +144,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
-    """Ids of prompt and output beside their text."""
+    """The answer has the token ids of prompt and output beside their text."""
     user: Annotated[str, Meta(max_length=512)] | None = None
-    """Users take turns; without it, clients are told apart by their addresses."""
+    """Who sent the request: the queue is fair among users. Without it, clients are told apart by their addresses."""
 
     @property
     def echoes(self) -> bool:
-        """The prompt is part of the answer."""
+        """Whether the prompt is part of the answer."""
         return False
 
     def num_choices(self) -> int:
-        """Of each prompt. Raises :class:`ApiError` ``invalid``."""
+        """Choices of each prompt. Raises :class:`ApiError` ``invalid``."""
         return self.n or 1
 
     def num_logprobs(self) -> int | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from engine.service.turns import PlainConversation
 
 _PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 
@@ -48,12 +50,14 @@ def _alternatives(node: dict[str, Any]) -> str:
     return f"(?:{'|'.join(found)}){'?' if ends else ''}" if found else ""
 
 
-def quoted_messages(
-    messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], specials: re.Pattern[str] | None
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, str]]:
-    """The conversation and the variables of its template with placeholders, at every depth, and what each stands for.
-    ``specials`` matches special tokens."""
+def quoted(
+    conversation: PlainConversation, specials: re.Pattern[str] | None
+) -> tuple[PlainConversation, dict[str, str]]:
+    """The conversation with placeholders in all of its strings but the roles, at every depth, and what each placeholder
+    stands for. ``specials`` matches special tokens; ``None``: there are none."""
     placeholders: dict[str, str] = {}
+    if specials is None:
+        return conversation, placeholders
 
     def placeholder(match: re.Match[str]) -> str:
         literal = match.group()
@@ -62,15 +66,21 @@ def quoted_messages(
             placeholders[literal] = f"\ue000{secrets.token_hex(8)}\ue001"
         return placeholders[literal]
 
-    def quoted(value: Any) -> Any:
-        if specials is None:
-            return value
+    def walked(value: Any) -> Any:
         if isinstance(value, str):
             return specials.sub(placeholder, value)
         if isinstance(value, Mapping):
-            return {quoted(key): quoted(item) for key, item in value.items()}
-        return [quoted(item) for item in value] if isinstance(value, (list, tuple)) else value
+            return {walked(key): walked(item) for key, item in value.items()}
+        return [walked(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    turns = [{key: value if key == "role" else quoted(value) for key, value in turn.items()} for turn in messages]
-    found = quoted(variables)
-    return turns, found, {placeholder: literal for literal, placeholder in placeholders.items()}
+    def turn(message: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value if key == "role" else walked(value) for key, value in message.items()}
+
+    found = PlainConversation(
+        [turn(message) for message in conversation.messages],
+        conversation.add_generation_prompt,
+        walked(conversation.variables),
+        walked(conversation.tools),
+        walked(conversation.documents),
+    )
+    return found, {placeholder: literal for literal, placeholder in placeholders.items()}

@@ -25,7 +25,7 @@ class ReplayStream:
         raise StopAsyncIteration
 
     def abort(self, reason: str = "abort") -> None:
-        """Nothing runs."""
+        """Does nothing: no engine runs for a stored answer."""
 
 
 def choice_problem(choice: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ def check_files(plan: EnginePlan) -> tuple[str, ...]:
 
 
 def load_tokenizer(plan: EnginePlan) -> Tokenizer:
-    """The model's. Raises :class:`AssemblyError` saying why it cannot be used."""
+    """The model's tokenizer. Raises :class:`AssemblyError` saying why it cannot be used."""
     try:
         return Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
     except TokenizerError as error:

@@ -29,10 +29,10 @@ class StopMatcher:
         self._visible = _Search(stops)
         self._hidden = _Search(spelled)
         self._offsets: list[int] = []
-        """Of what the second search holds: the visible characters before each of its characters."""
+        """For each character that the second search holds, the visible characters before it."""
         self._shown = 0
         self._held = ""
-        """Visible characters that are not shown yet."""
+        """Visible characters that are held back."""
 
     def feed(self, text: str, hidden: bool = False, may_stop: bool = True) -> Released:
         """Add generated text. ``hidden``: the spelling of a token without visible text. ``may_stop=False``: a stop
@@ -84,7 +84,7 @@ class _Search:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.stops = stops
         self.end = 0
-        """Characters so far."""
+        """Characters of the text so far."""
         self.settled = 0
         """No string that is not complete yet begins before this one."""
         self._longest = max(map(len, stops), default=0)

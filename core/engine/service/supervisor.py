@@ -16,7 +16,7 @@ from engine.loop.messages import Progress
 MAX_CRASHES = 3
 CRASH_WINDOW_S = 60.0
 PING_S = 1.0
-"""Between two pings."""
+"""Seconds between two pings."""
 NOT_READY_S = 4.0
 """An engine that hangs for so long gets no more requests: with the time between pings, within 5 s."""
 SLACK = 10.0
@@ -27,8 +27,8 @@ log = structlog.get_logger("engine.supervisor")
 
 
 class Supervisor:
-    """An engine hangs while it answers no ping, and while a step takes far longer than such steps do. ``stall_s``: for
-    how long, until it is killed and started again; ``serving_s``: the same of one that has started."""
+    """An engine hangs while it answers no ping, and while a step takes far longer than such steps do. One that hangs
+    for ``stall_s`` is killed and started again; once it has started, one that hangs for ``serving_s``."""
 
     def __init__(
         self,

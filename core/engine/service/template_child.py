@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
 from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateRefused, TemplateSource
 from engine.service.sandbox import child
+from engine.service.turns import PlainConversation
 
 REHEARSAL = (
     r"{{ '\u00e9\N{BULLET}' | striptags | pprint }}{{ lipsum(1) }}{{ strftime_now('%c') }}{{ raise_exception('') }}"
 )
-
-
-class Conversation(msgspec.Struct, frozen=True):
-    """A frame to the child; the first one is the :class:`TemplateSource`."""
-
-    messages: list[dict[str, Any]]
-    add_generation_prompt: bool
-    variables: dict[str, Any]
 
 
 class Prompt(msgspec.Struct, frozen=True, tag=True):
@@ -41,11 +33,11 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Renderer:
-    """Compiles the template of the first frame; renders the conversations of the others."""
+    """Compiles the template of the first frame, a :class:`TemplateSource`; renders the conversations of the others."""
 
     def __init__(self) -> None:
         self._template: ChatTemplate | None = None
-        self._decode = msgspec.msgpack.Decoder(Conversation).decode
+        self._decode = msgspec.msgpack.Decoder(PlainConversation).decode
 
     def __call__(self, frame: bytes) -> bytes:
         reply: Prompt | Failure
@@ -64,14 +56,13 @@ class Renderer:
         if self._template is None:
             self._template = ChatTemplate(msgspec.msgpack.decode(frame, type=TemplateSource))
             return ""
-        asked = self._decode(frame)
-        return self._template.render(asked.messages, asked.add_generation_prompt, asked.variables)
+        return self._template.render(self._decode(frame))
 
 
 def rehearse() -> None:
-    """Error paths included."""
+    """Render once before the limits hold, error paths included: what libraries load on first use is there then."""
     with suppress(TemplateFailed):
-        ChatTemplate(TemplateSource(REHEARSAL, {})).render([], False)
+        ChatTemplate(TemplateSource(REHEARSAL, {})).render(PlainConversation([], False))
 
 
 if __name__ == "__main__":

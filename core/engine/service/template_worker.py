@@ -4,25 +4,22 @@ for a conversation over which the template breaks a limit."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from engine.service.chat_template import TemplateFailed, TemplateRefused, TemplateSource, max_chars
-from engine.service.quoting import Rendered, quoted_messages
+from engine.service.quoting import Rendered, quoted
 from engine.service.sandbox.frames import MAX_FRAME
 from engine.service.sandbox.process import LimitBroken, Sandbox, SandboxEnded
-from engine.service.template_child import Conversation, Failure, Prompt
+from engine.service.template_child import Failure, Prompt
+from engine.service.turns import Conversation, Turn
 
 CPU_S = 1.0
 """What compiling the template, or rendering one conversation, may take."""
 MEMORY_MB = 512
 NUM_CHILDREN = 2
 MAX_WORDS = 300
-GREETING = [{"role": "user", "content": "warm"}]
-
-Messages = Sequence[dict[str, Any]]
+GREETING = Conversation((Turn("user", "warm"),))
 
 
 class TemplateWorker:
@@ -46,7 +43,7 @@ class TemplateWorker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes there are now."""
+        """Process ids of the children there are now."""
         return self._sandbox.pids
 
     def check(self) -> None:
@@ -57,37 +54,24 @@ class TemplateWorker:
         except SandboxEnded as error:
             raise TemplateFailed(f"the model's chat template cannot be used: it {error}") from None
         try:
-            self.render_now(GREETING, True)
+            self.render_now(GREETING)
         except TemplateRefused:
             pass  # it may take other conversations
 
-    async def render(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool,
-        specials: re.Pattern[str] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> Rendered:
-        """The prompt of a conversation. ``specials`` matches special tokens; ``variables``: more names for the
-        template. Raises :class:`TemplateFailed`, and :class:`SandboxEnded` for what neither template nor conversation
-        is to blame for."""
-        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials, variables or {})
+    async def render(self, conversation: Conversation, specials: re.Pattern[str] | None = None) -> Rendered:
+        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`, and
+        :class:`SandboxEnded` for what neither template nor conversation is to blame for."""
+        frame, max_reply, names = _question(conversation, specials)
         try:
-            return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), quoted)
+            return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), names)
         except LimitBroken as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
-    def render_now(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool,
-        specials: re.Pattern[str] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> Rendered:
+    def render_now(self, conversation: Conversation, specials: re.Pattern[str] | None = None) -> Rendered:
         """:meth:`render`, blocking the calling thread."""
-        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials, variables or {})
+        frame, max_reply, names = _question(conversation, specials)
         try:
-            return Rendered(self._text(self._sandbox.ask_now(frame, CPU_S, max_reply)), quoted)
+            return Rendered(self._text(self._sandbox.ask_now(frame, CPU_S, max_reply)), names)
         except SandboxEnded as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
@@ -107,15 +91,13 @@ class TemplateWorker:
         raise TemplateFailed("the chat template's process answered what it should not")
 
 
-def _question(
-    messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None, variables: Mapping[str, Any]
-) -> tuple[bytes, int, dict[str, str]]:
-    """What to ask, how large the answer may be, and what stands for what in it."""
-    turns, names, quoted = quoted_messages(messages, variables, specials)
-    conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt, names))
-    if len(conversation) > MAX_FRAME:
+def _question(conversation: Conversation, specials: re.Pattern[str] | None) -> tuple[bytes, int, dict[str, str]]:
+    """What to ask, how large the answer may be, and the special tokens that placeholders in it stand for."""
+    asked, names = quoted(conversation.plain(), specials)
+    frame = msgspec.msgpack.encode(asked)
+    if len(frame) > MAX_FRAME:
         raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
-    return conversation, 4096 + 4 * max_chars(turns, names), quoted
+    return frame, 4096 + 4 * max_chars(asked), names
 
 
 def _one_line(words: str) -> str:

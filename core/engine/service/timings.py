@@ -25,7 +25,7 @@ class Arrival:
 
 
 SPANS = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver")
-"""One after the other: what the time of a sequence consists of."""
+"""Spans that the time of a sequence consists of, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Account:
     total_ms: float
     ttft_ms: float
     itl_ms: tuple[tuple[float, int], ...]
-    """Per engine output after the first: time per token, and how many tokens it brought."""
+    """For each output of the engine after the first: ms per token, and how many tokens it brought."""
     engine: Timings
     prompt_tokens: int
     output_tokens: int
     detokenize_ms: float = 0.0
 
     def spans(self) -> dict[str, float]:
-        """In ms, by name, in order."""
+        """Milliseconds of each span, by name, in order."""
         return {name: getattr(self, f"{name}_ms") for name in SPANS}
 
     @property
     def unattributed_ms(self) -> float:
-        """Time nobody accounts for."""
+        """Milliseconds that no span accounts for."""
         return round(self.total_ms - sum(self.spans().values()), 3)
 
     @property
@@ -72,8 +72,9 @@ class Account:
         write: Written,
         trace: TraceContext,
         parameters: RequestParameters | None,
+        engine: str,
     ) -> RequestEvent:
-        """The same numbers for exporters."""
+        """The account as an event for exporters. ``engine``: the id of the engine that the sequence ran on."""
         return RequestEvent(
             at_s=at_s,
             request_id=request_id,
@@ -106,6 +107,7 @@ class Account:
             traceparent=trace.parent,
             span_id=trace.span_id,
             parameters=parameters,
+            engine=engine,
         )
 
     def public(self) -> dict[str, Any]:
@@ -127,7 +129,7 @@ class Account:
         }
 
     def _rates(self) -> dict[str, float | int]:
-        """Counts, times and rates under the names that clients of other servers show. Rates of nothing are 0; those of
+        """Counts, times and rates under the names that clients of other servers show. Rates of nothing are 0; rates of
         decoding leave out the first token, which prefill brings."""
         computed, later = self.prompt_tokens - self.engine.cached_tokens, max(0, self.output_tokens - 1)
         return {
@@ -145,11 +147,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Waiting for a client to take its stream."""
+    """How long the server waited for a client to take its stream, in ms."""
 
     ms: float = 0.0
     last_ms: float = 0.0
-    """Of it: after the account's end."""
+    """Part of ``ms`` that came after the account's end."""
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ from engine.service.chat_template import TemplateFailed, TemplateSource
 from engine.service.detokenizer import IncrementalDetokenizer, TokenBytes
 from engine.service.one_at_a_time import OneAtATime
 from engine.service.quoting import Rendered, specials_pattern
-from engine.service.template_worker import TemplateWorker
+from engine.service.template_worker import GREETING, TemplateWorker
 from engine.service.tokenizer_config import TokenizerConfig
 from engine.service.tokenizer_file import SPARE_TOKENS, read_tokenizer
+from engine.service.turns import Conversation
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ CACHED_BYTES = 64 * 1024 * 1024
 MOST_TOKENS = 2**18
 """Text of more tokens is refused before its ids are looked at, unless the model takes more."""
 LARGE_CHARS = 32 * 1024
-"""Longer texts, which take from 10 ms to seconds, have a thread of their own, where clients take turns."""
+"""Longer texts, which take from 10 ms to seconds, have a thread of their own, which is fair among clients."""
 LARGE_AT_ONCE = 64 * 1024 * 1024
 """Characters, or token ids, that may wait for that thread."""
 SHORT_CHARS = 512
@@ -188,7 +189,7 @@ class Tokenizer:
         await self._run("", 0, self.encode_now, "warm")
         if self.template is not None:
             try:
-                await self.encode_chat([{"role": "user", "content": "warm"}])
+                await self.encode_chat(GREETING)
             except TemplateFailed:
                 pass  # a template may refuse this conversation; a request that it refuses is told so
 
@@ -209,44 +210,30 @@ class Tokenizer:
             return known
         return await self._run(client, len(text), self.encode_now, text, add_special_tokens)
 
-    async def encode_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        client: str = "",
-    ) -> tuple[int, ...]:
-        """Ids of a conversation. Special tokens spelled in a message, or in one of the ``variables`` for the template,
-        are text, whoever wrote it.
+    async def encode_chat(self, conversation: Conversation, *, client: str = "") -> tuple[int, ...]:
+        """Ids of a conversation. Special tokens spelled anywhere in it are text, whoever wrote it.
 
         Raises :class:`engine.service.chat_template.TemplateFailed`, and what :meth:`encode` does.
         """
-        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials, variables)
+        rendered = await self._chat_template().render(conversation, self._specials)
         if len(rendered.text) <= SHORT_CHARS:
             return self._encode_rendered(rendered)
         return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, client: str = "") -> str:
-        """Raises :class:`~engine.service.errors.ApiError` as :meth:`encode`."""
+        """The text of token ids. Raises :class:`~engine.service.errors.ApiError` as :meth:`encode`."""
         return await self._run(client, len(tokens), self.decode_now, tokens, skip_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """:meth:`encode` in the calling thread."""
         return self._whole(text, add_special_tokens)
 
-    def encode_chat_now(
-        self,
-        messages: Sequence[dict[str, Any]],
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
+    def encode_chat_now(self, conversation: Conversation) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        template = self._chat_template()
-        return self._encode_rendered(template.render_now(messages, add_generation_prompt, self._specials, variables))
+        return self._encode_rendered(self._chat_template().render_now(conversation, self._specials))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of a whole sequence."""
+        """:meth:`decode` in the calling thread."""
         # The batch call, unlike the single one, releases the interpreter lock.
         (text,) = self._parse.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
         return text
@@ -325,7 +312,7 @@ class Tokenizer:
 
 
 def _encoding(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
-    """Raises :class:`TokenizerError` for a text on which the library fails."""
+    """What the library makes of a text. Raises :class:`TokenizerError` where it fails."""
     try:
         # The batch call, unlike the single one, releases the interpreter lock.
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)

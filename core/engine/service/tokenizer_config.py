@@ -18,7 +18,7 @@ from engine.service.tokenizer_file import check_added
 
 CONFIG = "tokenizer_config.json"
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
-"""The first that is there."""
+"""Keys that list further special tokens: the first of them that is there counts."""
 
 
 class AddedToken(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class AddedToken(msgspec.Struct, frozen=True):
     rstrip: bool = False
     single_word: bool = False
     normalized: bool | None = None
-    """``None``: unless it is special."""
+    """``None``: it is, unless it is special."""
     special: bool = False
 
     def for_library(self) -> tokenizers.AddedToken:
@@ -50,8 +50,8 @@ class TokenizerConfig:
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerConfig:
-        """Of a model in Hugging Face layout. ``special_tokens_map.json`` and ``added_tokens.json`` count unless
-        ``tokenizer_config.json`` has ``added_tokens_decoder``. Raises :class:`CheckpointError`."""
+        """What the files of a model in Hugging Face layout say. ``special_tokens_map.json`` and ``added_tokens.json``
+        count unless ``tokenizer_config.json`` has ``added_tokens_decoder``. Raises :class:`CheckpointError`."""
         config = _read(directory / CONFIG)
         listed = config.get("added_tokens_decoder")
         if listed is not None:
@@ -113,7 +113,7 @@ def _resolved(token: AddedToken) -> AddedToken:
 
 
 def _once(tokens: Iterable[AddedToken]) -> list[AddedToken]:
-    """The first of each content."""
+    """The tokens, of equal contents the first alone."""
     first: dict[str, AddedToken] = {}
     for token in tokens:
         first.setdefault(token.content, token)
@@ -140,7 +140,7 @@ def _id(value: Any, where: str) -> int:
 
 
 def _token(value: Any, where: str, special: bool = False) -> AddedToken:
-    """``special``: also where the file does not say so."""
+    """A token as a file has it. ``special``: it is one, also where the file does not say so."""
     if isinstance(value, str):
         return AddedToken(value, special=special)
     try:

@@ -20,21 +20,22 @@ from engine.checkpoint.patterns import why_endless
 SPARE_TOKENS = 1024
 """Ids beyond the vocabulary of ``config.json``: some checkpoints name tokens that their model does not have."""
 BYTES_PER_TOKEN, SPARE_BYTES = 1024, 8 * 2**20
-"""Of the file. Gemma 3: 128 bytes a token."""
+"""A file may have so many bytes a token, and so many more. Gemma 3 has 128 a token."""
 COMMAS_PER_TOKEN = 8
-"""Of the vocabulary, and of the merges. Gemma 3: 4."""
+"""Most commas a token in the vocabulary, and in the merges. Gemma 3 has 4."""
 MAX_ADDED_CHARS = 2**18
-"""Of all added tokens together. Gemma 3: less than 100,000."""
+"""Most characters of all added tokens together. Gemma 3 has less than 100,000."""
 MAX_SECTION_BYTES, MAX_SECTION_VALUES = 4 * 2**20, 4096
-"""Of a normalizer, pre-tokenizer, post-processor or decoder. The charsmap of sentencepiece: 320 KB."""
+"""Most bytes, and most values, of a normalizer, pre-tokenizer, post-processor or decoder. The charsmap of
+sentencepiece has 320 KB."""
 MAX_COMPONENTS = 64
-"""Normalizers, pre-tokenizers and decoders, one after another. Ten."""
+"""Most normalizers, pre-tokenizers or decoders one after another. Models have up to ten."""
 MAX_GROWTH = 64
 """How many times as long a text may become on its way to the model, and how many characters may be put before it."""
 MAX_TEMPLATE_IDS = 1024
-"""Ids that a post-processor adds to a prompt. Three."""
+"""Most ids that a post-processor adds to a prompt. Models have up to three."""
 _LEAF = 1 << 31
-"""In a charsmap: a unit that is no step but points to a text."""
+"""The bit of a charsmap's unit that is no step but points to a text."""
 
 
 class _Model(msgspec.Struct):
@@ -179,7 +180,7 @@ def _check_components(parts: list[Any]) -> None:
 
 
 def _check_growth(parts: list[Any]) -> None:
-    """What makes texts longer multiplies when it comes one after another."""
+    """Refuse components that make a text too long: what they add multiplies, one after another."""
     growth = math.prod(_growth(part) for part in _objects(parts[:2]))
     before = sum(len(str(part.get("prepend", ""))) for part in _objects(parts))
     if growth > MAX_GROWTH or before > MAX_GROWTH:
@@ -201,7 +202,7 @@ def _growth(part: dict[str, Any]) -> float:
 
 
 def _check_templates(post_processor: Any) -> None:
-    """Templates take a prompt once, and add few tokens, which they know."""
+    """Refuse templates of a post-processor but those that take a prompt once, and add few tokens, which they know."""
     added = 0
     for part in _objects(post_processor):
         if part.get("type") == "TemplateProcessing":

@@ -16,12 +16,12 @@ _STATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Of a request; empty where the client sent none that is valid."""
+    """The trace of a request; empty where the client sent none that is valid."""
 
     parent: str = ""
     """The client's ``traceparent``."""
     span_id: str = ""
-    """Of the request here: 16 hexadecimal digits."""
+    """The span of the request here: 16 hexadecimal digits."""
     state: str = ""
     """The client's ``tracestate``."""
 
@@ -31,7 +31,7 @@ class TraceContext:
         return f"{self.parent[:36]}{self.span_id}{self.parent[52:]}" if self.parent else ""
 
     def headers(self) -> dict[str, str]:
-        """For a server that the request is passed on to."""
+        """Headers for a server that the request is passed on to."""
         given = {"traceparent": self.own, "tracestate": self.state}
         return {name: value for name, value in given.items() if value}
 
@@ -40,7 +40,7 @@ NO_TRACE = TraceContext()
 
 
 def trace_context(parents: Sequence[str], states: Sequence[str]) -> TraceContext:
-    """From all ``traceparent`` and ``tracestate`` headers of a request. States count with a valid parent alone."""
+    """What the ``traceparent`` and ``tracestate`` headers of a request say. States count with a valid parent alone."""
     parent = valid_traceparent(parents)
     if not parent:
         return NO_TRACE

@@ -1,33 +1,80 @@
-"""The turns of a conversation, as chat templates are given them."""
+"""Conversations: what a chat template makes a prompt of, typed, and as the JSON that templates are written for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+Role = Literal["system", "user", "assistant", "tool"]
+
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A part of a content. Text is the only kind so far."""
+    """A part of a content. Text is the only kind."""
 
     text: str
 
 
-class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn: who speaks, and what is said. Every string of it but the role is quoted before a template sees it."""
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any]
+    """Values by the names of the function's parameters."""
 
-    role: str
+
+class ToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
+    """A call that an assistant asked for."""
+
+    id: str
+    function: FunctionCall
+
+
+class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn: who speaks, and what is said."""
+
+    role: Role
     content: str | list[TextPart]
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ToolCall] = []
+    """Calls that an assistant asked for. No request can bring any yet."""
+    tool_call_id: str | None = None
+    """The call that the content of a tool answers."""
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "".join([part.text for part in self.content])
 
 
-def plain_turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """As JSON, which is what templates are written for."""
-    return [msgspec.to_builtins(turn) for turn in turns]
+class Conversation(msgspec.Struct, frozen=True):
+    """Everything that a chat template is given."""
+
+    turns: tuple[Turn, ...]
+    add_generation_prompt: bool = True
+    """The prompt ends where the assistant begins to speak."""
+    variables: dict[str, Any] = {}
+    """More names for the template, with any JSON."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """Functions that the assistant may call, as JSON schemas. No request can bring any yet."""
+    documents: tuple[dict[str, Any], ...] | None = None
+    """Texts to answer from. Requests bring theirs in ``variables``."""
+
+    def plain(self) -> PlainConversation:
+        """The conversation as templates see it."""
+        return PlainConversation(
+            [msgspec.to_builtins(turn) for turn in self.turns],
+            self.add_generation_prompt,
+            self.variables,
+            None if self.tools is None else list(self.tools),
+            None if self.documents is None else list(self.documents),
+        )
+
+
+class PlainConversation(msgspec.Struct, frozen=True):
+    """A :class:`Conversation` as JSON."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    variables: dict[str, Any] = {}
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None

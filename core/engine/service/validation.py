@@ -79,7 +79,7 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
 
 
 def choice_seed(seed: int | None, choice: int) -> int | None:
-    """Choices of one prompt differ; choice 0 is what ``n=1`` gives."""
+    """The seed of a choice: choices of one prompt differ, and choice 0 is what ``n=1`` gives."""
     if seed is None or choice == 0:
         return seed
     digest = hashlib.sha256(f"{seed}:{choice}".encode()).digest()

@@ -8,7 +8,7 @@ found by time, so nothing is counted per token.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +21,12 @@ MAX_STEPS = 8192
 OVERLAP = 0.2
 """A step ends a little after the last token that it brings: less than this share does not count."""
 MAX_MARKS = 64
-"""Admissions and preemptions kept of one request."""
+"""Most admissions, and most preemptions, that are kept of one request."""
 
 
 @dataclass(slots=True)
 class Marks:
-    """Of a sequence that was preempted: when, and when it went on."""
+    """When a sequence was preempted, and when it went on."""
 
     preempted: list[PreemptedEvent] = field(default_factory=list)
     admitted: list[AdmittedEvent] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Of one sequence."""
+    """Where the time of one sequence went."""
 
     request: RequestEvent
     spans: tuple[Span, ...]
@@ -59,13 +59,14 @@ class Waterfall:
 
     @property
     def began_s(self) -> float:
-        """On the events' clock."""
+        """When the request came in, on the events' clock."""
         return began_s(self.request)
 
     def plain(self) -> dict[str, Any]:
         request = self.request
         return {
             "request_id": request.request_id,
+            "engine": request.engine,
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.cached_tokens,
@@ -93,14 +94,15 @@ class Waterfalls:
     def __init__(self, max_requests: int = MAX_REQUESTS, max_steps: int = MAX_STEPS) -> None:
         self._requests: OrderedDict[str, RequestEvent] = OrderedDict()
         self._marks: OrderedDict[str, Marks] = OrderedDict()
-        self._steps: deque[StepEvent] = deque(maxlen=max_steps)
+        self._steps: defaultdict[str, deque[StepEvent]] = defaultdict(lambda: deque(maxlen=max_steps))
+        """The latest steps of each engine, by its id."""
         self._max_requests = max_requests
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
                 case StepEvent():
-                    self._steps.append(event)
+                    self._steps[event.engine].append(event)
                 case AdmittedEvent() if event.preemptions:
                     keep(self._marks_of(event.request_id).admitted, event)
                 case PreemptedEvent():
@@ -124,12 +126,12 @@ class Waterfalls:
             kept.popitem(last=False)
 
     def recent(self, count: int) -> list[Waterfall]:
-        """Of the requests that ended last, the last first."""
+        """Waterfalls of the requests that ended last, the last first."""
         names = list(self._requests)[: -count - 1 : -1]
         return [waterfall for name in names if (waterfall := self._of(name)) is not None]
 
     def find(self, request_id: str) -> list[Waterfall]:
-        """Of the sequence of that name, or of all sequences of the API request of that name."""
+        """Waterfalls of the sequence of that name, or of all sequences of the API request of that name."""
         names = [request_id, *(name for name in self._requests if name.rpartition("-")[0] == request_id)]
         return [waterfall for name in names if (waterfall := self._of(name)) is not None]
 
@@ -137,11 +139,11 @@ class Waterfalls:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        return build(request, self._marks.get(request_id, Marks()), self._steps)
+        return build(request, self._marks.get(request_id, Marks()), self._steps[request.engine])
 
-    def steps(self, first_s: float, last_s: float) -> list[StepEvent]:
-        """Those kept that were at work between two moments."""
-        return steps_between(self._steps, first_s, last_s)
+    def steps(self, engine: str, first_s: float, last_s: float) -> list[StepEvent]:
+        """Steps of an engine between two moments, as far as they are kept: see :func:`steps_between`."""
+        return steps_between(self._steps[engine], first_s, last_s)
 
 
 def keep(marks: list[Any], event: Any) -> None:
@@ -156,7 +158,7 @@ def began_s(request: RequestEvent) -> float:
 
 
 def steps_between(steps: Sequence[StepEvent], first_s: float, last_s: float) -> list[StepEvent]:
-    """Those that were at work between two moments, for :data:`OVERLAP` of their time or of this one."""
+    """Steps that were at work between two moments, for :data:`OVERLAP` of their time or of this one."""
     at = bisect_left(steps, first_s, key=lambda step: step.at_s)
     found = []
     for index in range(at, len(steps)):
@@ -171,7 +173,7 @@ def steps_between(steps: Sequence[StepEvent], first_s: float, last_s: float) -> 
 
 
 def build(request: RequestEvent, marks: Marks, steps: Sequence[StepEvent]) -> Waterfall:
-    """Of one ended sequence."""
+    """The waterfall of one ended sequence."""
     began, at_ms = began_s(request), 0.0
     spans: list[Span] = []
     for name in SPANS:
@@ -190,7 +192,7 @@ def build(request: RequestEvent, marks: Marks, steps: Sequence[StepEvent]) -> Wa
 def _with_steps(
     name: str, at_ms: float, ms: float, request_id: str, began: float, steps: Sequence[StepEvent], marks: Marks
 ) -> Span:
-    """``queue``, ``prefill`` or ``decode``, and what the engine's steps did meanwhile."""
+    """The span ``queue``, ``prefill`` or ``decode``, and what the engine's steps did meanwhile."""
     detail: dict[str, Any] = {"steps": len(steps)}
     if others := blocked_by(request_id, steps):
         detail["blocked_by"] = others
@@ -232,7 +234,7 @@ def _chunks(request_id: str, began: float, at_ms: float, steps: Iterable[StepEve
 
 
 def blocked_by(request_id: str, steps: Iterable[StepEvent]) -> dict[str, Any] | None:
-    """Of the other requests' prompts, the one of which these steps computed most tokens."""
+    """Whose prompt, of the other requests', these steps computed most tokens of; ``None``: they computed none."""
     tokens: dict[str, int] = {}
     counts: dict[str, int] = {}
     for step in steps:

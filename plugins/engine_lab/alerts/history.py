@@ -14,7 +14,7 @@ FINE_S, COARSE_EVERY_S = 1900.0, 300.0
 LONGEST_S = 3 * 86400.0
 
 Scrape = Mapping[str, float]
-"""By series, as Prometheus writes it, without the label ``model``: ``engine_ttft_seconds_bucket{le="0.5"}``."""
+"""By series, as Prometheus writes it without the labels of the engine: ``engine_ttft_seconds_bucket{le="0.5"}``."""
 
 
 def scrape_of(samples: Iterable[Sample], names: Collection[str]) -> Scrape:
@@ -22,7 +22,7 @@ def scrape_of(samples: Iterable[Sample], names: Collection[str]) -> Scrape:
     found = {}
     for sample in samples:
         if sample.name in names:
-            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items() if key != "model")
+            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 

@@ -76,8 +76,8 @@ def names(table: Iterable[Rule]) -> frozenset[str]:
 
 
 def _latency() -> Iterator[Rule]:
-    ttft = declared.TTFT.name
-    p50, enough = quantile(0.5, ttft, "30m"), Condition(increase(f"{ttft}_count", "5m"), ">=", MIN_REQUESTS)
+    ttft = declared.TTFT
+    p50, enough = quantile(0.5, ttft, "30m"), Condition(increase(ttft.count, "5m"), ">=", MIN_REQUESTS)
     yield Rule(
         "EngineTtftTail",
         TICKET,
@@ -98,8 +98,10 @@ def _latency() -> Iterator[Rule]:
 
 def _burn_rates(options: RuleOptions) -> Iterator[Rule]:
     slo, budget = SLO_CLASSES[options.slo], 1.0 - options.objective
-    for name, limit_s, minimum in (("ttft", slo.ttft_s, MIN_REQUESTS), ("itl", slo.itl_s, MIN_TOKENS)):
-        histogram = f"engine_{name}_seconds"
+    for name, histogram, limit_s, minimum in (
+        ("TTFT", declared.TTFT, slo.ttft_s, MIN_REQUESTS),
+        ("ITL", declared.ITL, slo.itl_s, MIN_TOKENS),
+    ):
         for long, short, factor, severity in BURNS:
             most = factor * budget
             if most >= 1.0:
@@ -107,13 +109,13 @@ def _burn_rates(options: RuleOptions) -> Iterator[Rule]:
             yield Rule(
                 f"Engine{name.capitalize()}BurnRate",
                 severity,
-                f"{name.upper()} exceeds {limit_s:g} s {factor:g} times as often as the objective allows.",
+                f"{name} exceeds {limit_s:g} s {factor:g} times as often as the objective allows.",
                 f"More than {most:.3%} were late over {long} and over {short}; the objective of class {options.slo} "
                 f"allows {budget:.3%}.",
                 (
                     Condition(share_above(histogram, limit_s, long), ">", most),
                     Condition(share_above(histogram, limit_s, short), ">", most),
-                    Condition(increase(f"{histogram}_count", short), ">=", minimum),
+                    Condition(increase(histogram.count, short), ">=", minimum),
                 ),
                 labels={"slo": options.slo, "window": long},
             )
@@ -125,30 +127,30 @@ def _resources(options: RuleOptions) -> Iterator[Rule]:
         TICKET,
         "The KV cache is more than 90 % in use and requests wait.",
         "Quantize keys and values or weights, limit max_tokens, or add an engine.",
-        (Condition(gauge(declared.KV_USED.name), ">", 0.9), Condition(gauge(declared.WAITING.name), ">", 0)),
+        (Condition(gauge(declared.KV_USED), ">", 0.9), Condition(gauge(declared.REQUESTS_WAITING), ">", 0)),
         "2m",
     )
     if options.rag:
-        queries = declared.QUERIES.name
+        queries = declared.PREFIX_CACHE_QUERIES
         yield Rule(
             "EnginePrefixHitsLow",
             TICKET,
             "Less than 60 % of prompt tokens were found in the prefix cache over 30 minutes.",
             "Put what prompts share first; GET /engine/requests/ID says where a prompt began to differ.",
             (
-                Condition(ratio(declared.HITS.name, queries, "30m"), "<", 0.6),
-                Condition(increase(queries, "30m"), ">=", MIN_TOKENS),
+                Condition(ratio(declared.PREFIX_CACHE_HITS, queries, "30m"), "<", 0.6),
+                Condition(increase(queries.name, "30m"), ">=", MIN_TOKENS),
             ),
         )
-    chains = declared.CHAINS.name
+    chains = declared.DRAFT_CHAINS
     yield Rule(
         "EngineAcceptanceLow",
         TICKET,
         "Fewer than 0.5 draft tokens are accepted per verification over 30 minutes.",
         "The drafter does not fit the model or the text: try another, or drafter=none.",
         (
-            Condition(ratio(declared.ACCEPTED.name, chains, "30m"), "<", 0.5),
-            Condition(increase(chains, "30m"), ">=", MIN_CHAINS),
+            Condition(ratio(declared.ACCEPTED_TOKENS, chains, "30m"), "<", 0.5),
+            Condition(increase(chains.name, "30m"), ">=", MIN_CHAINS),
         ),
     )
 
@@ -163,7 +165,7 @@ def _operation(options: RuleOptions) -> Iterator[Rule]:
         (Condition(up, "==", 0),),
         "1m",
     )
-    failed = increase(f'{declared.FINISHED.name}{{finish_reason="error"}}', "5m")
+    failed = increase(declared.REQUESTS.series("error"), "5m")
     yield Rule(
         "EngineRequestsFailed",
         TICKET,
@@ -171,7 +173,7 @@ def _operation(options: RuleOptions) -> Iterator[Rule]:
         "The server's log says which.",
         (Condition(failed, ">", 0),),
     )
-    dropped = increase(declared.DROPPED.name, "5m")
+    dropped = increase(declared.DROPPED_EVENTS.name, "5m")
     yield Rule(
         "EngineEventsDropped",
         TICKET,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.contracts.counters import Metric
 from engine_lab.alerts.history import History
 from engine_lab.shared import live
 
@@ -52,41 +53,42 @@ def seconds(window: str) -> float:
     return int(window[:-1]) * SECONDS[window[-1]]
 
 
-def gauge(series: str) -> Term:
-    return Term(series, lambda history: history.latest(series))
+def gauge(metric: Metric) -> Term:
+    return Term(metric.name, lambda history: history.latest(metric.name))
 
 
 def increase(series: str, window: str) -> Term:
     return Term(f"increase({series}[{window}])", lambda history: history.increase(series, seconds(window)))
 
 
-def ratio(part: str, whole: str, window: str) -> Term:
+def ratio(part: Metric, whole: Metric, window: str) -> Term:
     """Of two counters' increases."""
-    over, under = increase(part, window), increase(whole, window)
+    over, under = increase(part.name, window), increase(whole.name, window)
     return Term(f"({over.promql} / {under.promql})", lambda history: _divide(over.value(history), under.value(history)))
 
 
-def share_above(histogram: str, bound_s: float, window: str) -> Term:
+def share_above(histogram: Metric, bound_s: float, window: str) -> Term:
     """Share of a histogram's observations above the bound of a bucket."""
-    bucket, count = increase(f'{histogram}_bucket{{le="{bound_s!r}"}}', window), increase(f"{histogram}_count", window)
+    bucket = increase(f'{histogram.bucket}{{le="{bound_s!r}"}}', window)
+    count = increase(histogram.count, window)
     return Term(
         f"(1 - {bucket.promql} / ignoring(le) {count.promql})",
         lambda history: 1.0 - _divide(bucket.value(history), count.value(history)),
     )
 
 
-def quantile(share: float, histogram: str, window: str) -> Term:
+def quantile(share: float, histogram: Metric, window: str) -> Term:
     """Of a histogram's observations, by linear interpolation within a bucket."""
 
     def value(history: History) -> float:
         buckets = {
             float(found[1]): history.increase(series, seconds(window))
             for series in history.known
-            if series.startswith(f"{histogram}_bucket") and (found := _LE.search(series))
+            if series.startswith(histogram.bucket) and (found := _LE.search(series))
         }
         return live.quantile(share, buckets)
 
-    return Term(f"histogram_quantile({share:g}, rate({histogram}_bucket[{window}]))", value)
+    return Term(f"histogram_quantile({share:g}, rate({histogram.bucket}[{window}]))", value)
 
 
 def _divide(part: float, whole: float) -> float:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from engine.contracts.counters import Metric
 from engine.counters import declared
 from engine_lab.dashboards.model import Dashboard, Panel, Query, Row
 from engine_lab.dashboards.queries import gauge, mean, quantile, quantiles, rate, selected, share
 
-ENDED = declared.FINISHED.name
-PROMPT, OUTPUT = declared.PROMPT.name, declared.GENERATION.name
-TTFT, ITL, E2E = declared.TTFT.name, declared.ITL.name, declared.E2E.name
-ATTAINED = share(f"{TTFT}_bucket", f"{TTFT}_count", 'le="$ttft_slo"')
-FAILED = share(ENDED, ENDED, 'finish_reason="error"')
+ATTAINED = share(declared.TTFT.bucket, declared.TTFT.count, 'le="$ttft_slo"')
+FAILED = share(declared.REQUESTS, declared.REQUESTS, declared.REQUESTS.selector("error"))
 UNREACHABLE = 'count(up{job=~"$job",instance=~"$instance"} == 0) or vector(0)'
+PARTS = (("queue", declared.QUEUE), ("prefill", declared.PREFILL), ("decode", declared.DECODE))
 TTFT_LIMITS = ("0.5", "0.1", "0.2", "1.0", "2.0", "30.0")
 """Bounds of buckets, as Prometheus writes them."""
 
@@ -20,30 +19,37 @@ def one(promql: str, legend: str = "") -> tuple[Query, ...]:
     return (Query(promql, legend),)
 
 
-def latency(title: str, histogram: str, says: str = "") -> Panel:
+def split(metric: Metric) -> tuple[Query, ...]:
+    """A line for each value of the metric's label."""
+    return one(rate(metric, by=metric.label), f"{{{{{metric.label}}}}}")
+
+
+def latency(title: str, histogram: Metric, says: str = "") -> Panel:
     return Panel(title, quantiles(histogram), "s", says=says)
 
 
 LATENCIES = (
-    latency("TTFT", TTFT, "Arrival at the server to the first token leaving for the client."),
-    latency("ITL", ITL, "Between two output tokens."),
-    latency("TPOT", declared.TPOT.name, "(E2E - TTFT) / (output tokens - 1), of a sequence."),
-    latency("E2E", E2E),
-    latency("Queue", declared.QUEUE.name, "Submission to the first step."),
+    latency("TTFT", declared.TTFT, "Arrival at the server to the first token leaving for the client."),
+    latency("ITL", declared.ITL, "Between two output tokens."),
+    latency("TPOT", declared.TPOT, "(E2E - TTFT) / (output tokens - 1), of a sequence."),
+    latency("E2E", declared.E2E),
+    latency("Queue", declared.QUEUE, "Submission to the first step."),
 )
 RUNNING = Panel(
     "Requests in the engine",
     (
-        Query(gauge(declared.RUNNING.name), "running"),
-        Query(gauge(declared.WAITING.name), "waiting"),
+        Query(gauge(declared.REQUESTS_RUNNING), "running"),
+        Query(gauge(declared.REQUESTS_WAITING), "waiting"),
     ),
     "short",
 )
-KV_USED = Panel("KV cache in use", one(gauge(declared.KV_USED.name, "max", "instance"), "{{instance}}"), "percentunit")
-PREEMPTIONS = Panel("Preemptions", one(rate(declared.PREEMPTIONS.name), "preemptions"), "ops")
+KV_USED = Panel(
+    "KV cache in use", one(gauge(declared.KV_USED, "max", "instance, engine"), "{{instance}} {{engine}}"), "percentunit"
+)
+PREEMPTIONS = Panel("Preemptions", one(rate(declared.PREEMPTIONS), "preemptions"), "ops")
 HITS = Panel(
     "Prompt tokens found in the prefix cache",
-    one(share(declared.HITS.name, declared.QUERIES.name), "found"),
+    one(share(declared.PREFIX_CACHE_HITS, declared.PREFIX_CACHE_QUERIES), "found"),
     "percentunit",
 )
 
@@ -54,19 +60,19 @@ OVERVIEW = Dashboard(
         Row(
             "Now",
             (
-                Panel("Requests", one(rate(ENDED)), "reqps", "stat"),
-                Panel("Prompt tokens a second", one(rate(PROMPT)), "short", "stat"),
-                Panel("Output tokens a second", one(rate(OUTPUT)), "short", "stat"),
-                Panel("Engines", one(f"count({selected(declared.RUNNING.name)})"), "short", "stat"),
+                Panel("Requests", one(rate(declared.REQUESTS)), "reqps", "stat"),
+                Panel("Prompt tokens a second", one(rate(declared.PROMPT_TOKENS)), "short", "stat"),
+                Panel("Output tokens a second", one(rate(declared.GENERATION_TOKENS)), "short", "stat"),
+                Panel("Engines", one(f"count({selected(declared.REQUESTS_RUNNING)})"), "short", "stat"),
                 Panel("Unreachable", one(UNREACHABLE), "short", "stat", steps=((1, "red"),)),
                 Panel("Failed", one(FAILED), "percentunit", "stat", steps=((0.001, "orange"), (0.01, "red"))),
-                Panel("TTFT P95", one(quantile(0.95, TTFT)), "s", "stat"),
-                Panel("ITL P95", one(quantile(0.95, ITL)), "s", "stat"),
-                Panel("E2E P95", one(quantile(0.95, E2E)), "s", "stat"),
+                Panel("TTFT P95", one(quantile(0.95, declared.TTFT)), "s", "stat"),
+                Panel("ITL P95", one(quantile(0.95, declared.ITL)), "s", "stat"),
+                Panel("E2E P95", one(quantile(0.95, declared.E2E)), "s", "stat"),
                 Panel("TTFT within $ttft_slo s", one(ATTAINED), "percentunit", "stat"),
-                Panel("Waiting", one(gauge(declared.WAITING.name)), "short", "stat"),
+                Panel("Waiting", one(gauge(declared.REQUESTS_WAITING)), "short", "stat"),
                 Panel(
-                    "KV cache", one(gauge(declared.KV_USED.name, "max")), "percentunit", "stat",
+                    "KV cache", one(gauge(declared.KV_USED, "max")), "percentunit", "stat",
                     steps=((0.9, "red"),),
                 ),
             ),
@@ -79,15 +85,15 @@ OVERVIEW = Dashboard(
                 Panel(
                     "A step",
                     (
-                        Query(mean(declared.STEP_DEVICE.name), "device"),
-                        Query(mean(declared.STEP_HOST.name), "host"),
-                        Query(mean(declared.STEP_GAP.name), "device idle before it"),
+                        Query(mean(declared.STEP_DEVICE), "device"),
+                        Query(mean(declared.STEP_HOST), "host"),
+                        Query(mean(declared.STEP_GAP), "device idle before it"),
                     ),
                     "s",
                     says="Means. With overlap the host works while the device does.",
                 ),
-                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS.name), "short"),
-                Panel("Tokens computed", one(rate(declared.STEP_TOKENS.name, by="kind"), "{{kind}}"), "short"),
+                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS), "short"),
+                Panel("Tokens computed", split(declared.STEP_TOKENS), "short"),
             ),
         ),
     ),
@@ -101,9 +107,9 @@ REQUESTS = Dashboard(
         Row(
             "What came of them",
             (
-                Panel("Ended", one(rate(ENDED, by="finish_reason"), "{{finish_reason}}"), "reqps"),
-                Panel("Refused", one(rate(declared.REJECTED.name, by="status"), "{{status}}"), "reqps"),
-                Panel("Aborted", one(share(declared.ABORTS.name, ENDED), "of all that ended"), "percentunit"),
+                Panel("Ended", split(declared.REQUESTS), "reqps"),
+                Panel("Refused", split(declared.REJECTED), "reqps"),
+                Panel("Aborted", one(share(declared.ABORTS, declared.REQUESTS), "of all that ended"), "percentunit"),
             ),
         ),
         Row(
@@ -111,21 +117,21 @@ REQUESTS = Dashboard(
             (
                 Panel(
                     "Mean time of a request",
-                    tuple(Query(mean(f"engine_{name}_seconds"), name) for name in ("queue", "prefill", "decode")),
+                    tuple(Query(mean(part), name) for name, part in PARTS),
                     "s",
                 ),
-                Panel("TTFT", one(rate(f"{TTFT}_bucket", by="le"), "{{le}}"), "s", "heatmap"),
-                Panel("E2E", one(rate(f"{E2E}_bucket", by="le"), "{{le}}"), "s", "heatmap"),
-                latency("Prefill", declared.PREFILL.name, "Of requests that ended with stop or length."),
-                latency("Decode", declared.DECODE.name, "Of the same."),
-                latency("Queue", declared.QUEUE.name, "Of all that ended."),
+                Panel("TTFT", one(rate(declared.TTFT.bucket, by="le"), "{{le}}"), "s", "heatmap"),
+                Panel("E2E", one(rate(declared.E2E.bucket, by="le"), "{{le}}"), "s", "heatmap"),
+                latency("Prefill", declared.PREFILL, "Of requests that ended with stop or length."),
+                latency("Decode", declared.DECODE, "Of the same."),
+                latency("Queue", declared.QUEUE, "Of all that ended."),
             ),
         ),
         Row(
             "What they are like",
             (
-                Panel("Prompt tokens", one(share(PROMPT, ENDED), "mean"), "short"),
-                Panel("Output tokens", one(share(OUTPUT, ENDED), "mean"), "short"),
+                Panel("Prompt tokens", one(share(declared.PROMPT_TOKENS, declared.REQUESTS), "mean"), "short"),
+                Panel("Output tokens", one(share(declared.GENERATION_TOKENS, declared.REQUESTS), "mean"), "short"),
                 HITS,
             ),
         ),
@@ -142,7 +148,10 @@ KV = Dashboard(
                 KV_USED,
                 Panel(
                     "By group of layers",
-                    one(gauge(declared.KV_GROUP_USED.name, "max", "instance, group"), "{{instance}} {{group}}"),
+                    one(
+                        gauge(declared.KV_GROUP_USED, "max", "instance, engine, group"),
+                        "{{instance}} {{engine}} {{group}}",
+                    ),
                     "percentunit",
                 ),
                 RUNNING,
@@ -156,14 +165,17 @@ KV = Dashboard(
                 Panel(
                     "Prompt tokens",
                     (
-                        Query(rate(declared.QUERIES.name), "looked up"),
-                        Query(rate(declared.HITS.name), "found"),
+                        Query(rate(declared.PREFIX_CACHE_QUERIES), "looked up"),
+                        Query(rate(declared.PREFIX_CACHE_HITS), "found"),
                     ),
                     "short",
                 ),
                 Panel(
                     "Prefill tokens computed for each prompt token",
-                    one(share(declared.STEP_TOKENS.name, PROMPT, 'kind="prefill"'), "computed"),
+                    one(
+                        share(declared.STEP_TOKENS, declared.PROMPT_TOKENS, declared.STEP_TOKENS.selector("prefill")),
+                        "computed",
+                    ),
                     "short",
                     says="Below 1 by what the prefix cache found, above by what was preempted and computed again.",
                 ),
@@ -172,10 +184,9 @@ KV = Dashboard(
     ),
 )
 
-DRAFTED, ACCEPTED, CHAINS = (
-    f"engine_{name}_total" for name in ("drafted_tokens", "accepted_tokens", "draft_chains")
-)  # fmt: skip
-TRIED_AT, ACCEPTED_AT = declared.TRIED.name, declared.ACCEPTED_AT.name
+DRAFTED, ACCEPTED = declared.DRAFTED_TOKENS, declared.ACCEPTED_TOKENS
+ACCEPTED_AT = rate(declared.ACCEPTED_PER_POSITION, by=declared.ACCEPTED_PER_POSITION.label)
+TRIED_AT = rate(declared.TRIED_PER_POSITION, by=declared.TRIED_PER_POSITION.label)
 
 SPECULATION = Dashboard(
     "engine-speculation",
@@ -185,18 +196,19 @@ SPECULATION = Dashboard(
             "Drafts",
             (
                 Panel("Accepted", one(share(ACCEPTED, DRAFTED), "of those drafted"), "percentunit"),
-                Panel("Mean accepted length", one(f"1 + {share(ACCEPTED, CHAINS)}", "tokens"), "short"),
+                Panel("Mean accepted length", one(f"1 + {share(ACCEPTED, declared.DRAFT_CHAINS)}", "tokens"), "short"),
                 Panel(
                     "Accepted by position",
-                    one(f"{rate(ACCEPTED_AT, by='position')} / {rate(TRIED_AT, by='position')}", "{{position}}"),
+                    one(f"{ACCEPTED_AT} / {TRIED_AT}", "{{position}}"),
                     "percentunit",
                     says="Of the drafts whose predecessors were all accepted.",
                 ),
                 Panel(
-                    "Draft tokens a second", (Query(rate(DRAFTED), "drafted"), Query(rate(ACCEPTED), "accepted")),
+                    "Draft tokens a second",
+                    (Query(rate(DRAFTED), "drafted"), Query(rate(ACCEPTED), "accepted")),
                     "short",
                 ),
-                Panel("Drafts of a request and step", one(share(DRAFTED, CHAINS), "tokens"), "short"),
+                Panel("Drafts of a request and step", one(share(DRAFTED, declared.DRAFT_CHAINS), "tokens"), "short"),
             ),
         ),
         Row(
@@ -204,11 +216,11 @@ SPECULATION = Dashboard(
             (
                 Panel(
                     "Share of step time in the drafter",
-                    one(share(declared.DRAFTING.name, f"{declared.STEP.name}_sum"), "drafter"),
+                    one(share(declared.DRAFT_SECONDS, declared.STEP.sum), "drafter"),
                     "percentunit",
                 ),
-                latency("ITL", ITL),
-                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS.name), "short"),
+                latency("ITL", declared.ITL),
+                Panel("Requests in a step", quantiles(declared.STEP_REQUESTS), "short"),
             ),
         ),
     ),

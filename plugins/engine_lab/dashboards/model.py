@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.counters import declared
+from engine.counters.declared import REQUESTS_RUNNING
 
 SCHEMA = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SELECTED = 'job=~"$job",model=~"$model",instance=~"$instance"'
+SELECTED = 'job=~"$job",model=~"$model",instance=~"$instance",engine=~"$engine"'
 """Labels of the engines that the viewer has chosen."""
 
 
@@ -124,8 +124,8 @@ def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 def _variables() -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     chosen = ""
-    for name in ("job", "model", "instance"):
-        query = f"label_values({declared.RUNNING.name}{{{chosen}}}, {name})"
+    for name in ("job", "model", "instance", "engine"):
+        query = f"label_values({REQUESTS_RUNNING.name}{{{chosen}}}, {name})"
         yield {
             "name": name,
             "label": name.capitalize(),

@@ -20,22 +20,22 @@ Series = dict[tuple[str, str], float]
 """Values by a metric's name and its label ``le``, ``kind`` or ``finish_reason``, summed over all others."""
 ARRIVAL_BIN_S = 0.25
 COUNTERS = {
-    "steps": f"{declared.STEP.name}_count",
+    "steps": declared.STEP.count,
     "rejected": declared.REJECTED.name,
     "aborted": declared.ABORTS.name,
     "preemptions": declared.PREEMPTIONS.name,
-    "drafted": declared.DRAFTED.name,
-    "accepted": declared.ACCEPTED.name,
-    "chains": declared.CHAINS.name,
-    "itl_count": f"{declared.ITL.name}_count",
+    "drafted": declared.DRAFTED_TOKENS.name,
+    "accepted": declared.ACCEPTED_TOKENS.name,
+    "chains": declared.DRAFT_CHAINS.name,
+    "itl_count": declared.ITL.count,
 }
 STEP_MEANS = {
-    "step_ms": (f"{declared.STEP.name}_sum", 1e3),
-    "host_ms": (f"{declared.STEP_HOST.name}_sum", 1e3),
-    "device_ms": (f"{declared.STEP_DEVICE.name}_sum", 1e3),
-    "gap_ms": (f"{declared.STEP_GAP.name}_sum", 1e3),
-    "rows": (f"{declared.STEP_REQUESTS.name}_sum", 1.0),
-    "draft_ms": (declared.DRAFTING.name, 1e3),
+    "step_ms": (declared.STEP.sum, 1e3),
+    "host_ms": (declared.STEP_HOST.sum, 1e3),
+    "device_ms": (declared.STEP_DEVICE.sum, 1e3),
+    "gap_ms": (declared.STEP_GAP.sum, 1e3),
+    "rows": (declared.STEP_REQUESTS.sum, 1.0),
+    "draft_ms": (declared.DRAFT_SECONDS.name, 1e3),
 }
 COSTS = ("base_ms", "per_row_ms", "per_token_ms", "per_decode_context_ms", "per_prefill_context_ms")
 STEP_COST = ("cost.base_ms", "cost.per_row_ms", "cost.per_token_ms")
@@ -194,9 +194,9 @@ def _of_counters(seen: Seen) -> Figures:
         found |= {name: gained(metric) * unit / found["steps"] for name, (metric, unit) in STEP_MEANS.items()}
         found["busy_share"] = found["steps"] * found["device_ms"] / 1e3 / seen.seconds
     if found["itl_count"]:
-        found["itl_mean_ms"] = gained(f"{declared.ITL.name}_sum") * 1e3 / found["itl_count"]
-        bounds = [label for metric, label in seen.after if metric == f"{declared.ITL.name}_bucket"]
-        buckets = {float(label): gained(f"{declared.ITL.name}_bucket", label) for label in bounds}
+        found["itl_mean_ms"] = gained(declared.ITL.sum) * 1e3 / found["itl_count"]
+        bounds = [label for metric, label in seen.after if metric == declared.ITL.bucket]
+        buckets = {float(label): gained(declared.ITL.bucket, label) for label in bounds}
         for name, share in (("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
             found[name] = quantile(share, buckets) * 1e3
     return found

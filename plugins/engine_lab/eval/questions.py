@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.service.chat_template import TemplateFailed
+from engine.service.errors import ApiError
 from engine.service.offline import LLM
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import Tokenizer
 from engine_lab.eval.plans import Contestant
 from engine_lab.eval.windows import json_lines
@@ -116,8 +118,8 @@ def _prompt(question: Question, tokenizer: Tokenizer, model: str, number: int) -
     if tokenizer.template is None:
         raise EvalError(f"--questions: {model} has no chat template to ask with; give --text or --jsonl")
     try:
-        return tokenizer.encode_chat_now(list(question.messages))
-    except TemplateFailed as error:
+        return tokenizer.encode_chat_now(parse_messages(question.messages))
+    except (TemplateFailed, ApiError) as error:
         raise EvalError(f"--questions: the chat template of {model} refuses question {number}: {error}") from error
 
 

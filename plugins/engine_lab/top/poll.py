@@ -15,20 +15,20 @@ from engine_lab.shared.live import Sample, metrics_of, plan_of
 REQUESTS = 32
 """That ended last, of which the slowest are shown."""
 COUNTERS = {
-    "output_tokens": (f"{declared.TTFT.name}_count", f"{declared.ITL.name}_count"),
-    "prefill_tokens": (f"{declared.STEP_TOKENS.name}{{kind=prefill}}",),
-    "requests": (declared.FINISHED.name,),
-    "steps": (f"{declared.STEP.name}_count",),
-    "rows": (f"{declared.STEP_REQUESTS.name}_sum",),
-    "step_s": (f"{declared.STEP.name}_sum",),
-    "host_s": (f"{declared.STEP_HOST.name}_sum",),
-    "device_s": (f"{declared.STEP_DEVICE.name}_sum",),
-    "gap_s": (f"{declared.STEP_GAP.name}_sum",),
-    "queries": (declared.QUERIES.name,),
-    "hits": (declared.HITS.name,),
-    "drafted": (declared.DRAFTED.name,),
-    "accepted": (declared.ACCEPTED.name,),
-    "chains": (declared.CHAINS.name,),
+    "output_tokens": (declared.TTFT.count, declared.ITL.count),
+    "prefill_tokens": (declared.STEP_TOKENS.series("prefill"),),
+    "requests": (declared.REQUESTS.name,),
+    "steps": (declared.STEP.count,),
+    "rows": (declared.STEP_REQUESTS.sum,),
+    "step_s": (declared.STEP.sum,),
+    "host_s": (declared.STEP_HOST.sum,),
+    "device_s": (declared.STEP_DEVICE.sum,),
+    "gap_s": (declared.STEP_GAP.sum,),
+    "queries": (declared.PREFIX_CACHE_QUERIES.name,),
+    "hits": (declared.PREFIX_CACHE_HITS.name,),
+    "drafted": (declared.DRAFTED_TOKENS.name,),
+    "accepted": (declared.ACCEPTED_TOKENS.name,),
+    "chains": (declared.DRAFT_CHAINS.name,),
     "preemptions": (declared.PREEMPTIONS.name,),
 }
 """What is counted, and the metrics it is the sum of. Output tokens are those that left, not those of ended requests."""
@@ -61,7 +61,7 @@ def counters_of(metrics: Iterable[Sample]) -> dict[str, float]:
     """The sums of :data:`COUNTERS`, over all labels that they do not name."""
     totals: dict[str, float] = {}
     for sample in metrics:
-        for name in (sample.name, f"{sample.name}{{kind={sample.labels.get('kind')}}}"):
+        for name in (sample.name, *(f'{sample.name}{{{label}="{value}"}}' for label, value in sample.labels.items())):
             totals[name] = totals.get(name, 0.0) + sample.value
     return {key: sum(totals.get(name, 0.0) for name in names) for key, names in COUNTERS.items()}
 

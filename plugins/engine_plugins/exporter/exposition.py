@@ -8,10 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from engine.contracts.counters import Metric, Reading
 
 
-def page(readings: Iterable[Reading], labels: Mapping[str, str]) -> str:
-    """All readings; each line has the ``labels`` and its own."""
-    constant = ",".join(f'{name}="{escape(value)}"' for name, value in labels.items())
-    return "".join(f"{line}\n" for reading in readings for line in _lines(reading, constant))
+def page(readings: Iterable[Reading], labels: Mapping[str, str], names_engine: bool = False) -> str:
+    """All readings. Each line has the ``labels`` and its own, and ``engine`` where it ``names_engine``."""
+    constant = ",".join(label(name, value) for name, value in labels.items())
+    lines: list[str] = []
+    for reading in readings:
+        of_engine = label("engine", reading.engine) if names_engine else ""
+        lines += _lines(reading, ",".join(filter(None, (constant, of_engine))))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def counted(metric: Metric, amount: float) -> Reading:
@@ -25,16 +29,19 @@ def _lines(reading: Reading, labels: str) -> Iterator[str]:
     yield f"# TYPE {name} {reading.kind}"
     if reading.kind != "histogram":
         for value, amount in reading.values.items():
-            own = f'{reading.label}="{escape(value)}"' if reading.label else ""
+            own = label(reading.label, value) if reading.label else ""
             yield f"{name}{braces(labels, own)} {number(amount)}"
         return
     below = 0
     for bound, count in zip((*reading.bounds, math.inf), reading.counts, strict=True):
         below += count
-        le = f'le="{number(bound)}"'
-        yield f"{name}_bucket{braces(labels, le)} {below}"
+        yield f"{name}_bucket{braces(labels, label('le', number(bound)))} {below}"
     yield f"{name}_sum{braces(labels)} {number(reading.sum)}"
     yield f"{name}_count{braces(labels)} {below}"
+
+
+def label(name: str, value: str) -> str:
+    return f'{name}="{escape(value)}"'
 
 
 def braces(*labels: str) -> str:

@@ -29,7 +29,7 @@ class PrometheusExporter:
                 self._vllm.on(event)
 
     def render(self) -> str:
-        own = page(self._readings(), {"model": self._model})
+        own = page(self._readings(), {"model": self._model}, names_engine=True)
         if self._vllm is None:
             return own
         return own + page(self._vllm.readings(), {"model_name": self._model, "engine": "0"})

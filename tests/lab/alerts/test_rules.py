@@ -28,7 +28,7 @@ from engine_lab.shared.live import samples_of
 from .scenarios import SCENARIOS, Scenario, Values
 
 TABLE = rules(RuleOptions(rag=True))
-TARGET = 'instance="a:1",job="engine",model="m"'
+TARGET = 'instance="a:1",job="engine",model="m",engine="default"'
 needs_promtool = needs(lambda: "" if shutil.which("promtool") else "no promtool: Debian's package prometheus has it")
 
 
@@ -126,7 +126,7 @@ def alert(scenario: Scenario) -> tuple[str, str]:
     labels = {"alertname": rule.name, "alertstate": "firing", "severity": rule.severity, **rule.labels}
     selector = ",".join(f'{name}="{value}"' for name, value in labels.items())
     return (
-        f"max without (finish_reason,instance,job,model) (ALERTS{{{selector}}})",
+        f"max without (engine,finish_reason,instance,job,model) (ALERTS{{{selector}}})",
         f"{{{selector}}}" if scenario.fires else "",
     )
 

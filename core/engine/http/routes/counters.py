@@ -16,4 +16,6 @@ async def counters(http: web.Request) -> web.StreamResponse:
 
 
 async def read_counters(state: ServerState) -> dict[str, Any]:
-    return {"model": state.engine.model, "metrics": await state.read_exporters(state.engine.counters.readings)}
+    engine = state.engine
+    readings = await state.read_exporters(engine.counters.readings)
+    return {"engine": engine.id, "model": engine.model, "metrics": readings}

@@ -11,7 +11,7 @@ from engine.service.errors import ApiError
 
 
 async def list_finders(http: web.Request) -> web.StreamResponse:
-    """The commands that have findings, each with a line that says what it does."""
+    """Answers with the commands that have findings, each with a line that says what it does."""
     commands = state_of(http).finders.commands
     return json_response({"commands": [{"name": name, "doc": each.doc} for name, each in commands.items()]})
 

@@ -17,6 +17,6 @@ async def latency(http: web.Request) -> web.StreamResponse:
 
 
 async def read_latency(state: ServerState) -> dict[str, Any]:
-    summary = await state.read_exporters(state.latency.summary)
+    summary = await state.read_exporters(state.engine.latency.summary)
     events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
-    return {**summary, "events": events}
+    return {"engine": state.engine.id, **summary, "events": events}

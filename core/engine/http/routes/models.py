@@ -17,7 +17,7 @@ async def list_models(http: web.Request) -> web.StreamResponse:
 
 
 async def one_model(http: web.Request) -> web.StreamResponse:
-    """The id is compared, never used as a path."""
+    """Answers for one id, which is compared, never used as a path."""
     state = state_of(http)
     check_model(http.match_info["model"], state.engine.model)
     return json_response(_model(state))

@@ -20,7 +20,8 @@ async def plan(http: web.Request) -> web.StreamResponse:
 
 
 def read_plan(state: ServerState) -> dict[str, Any]:
-    return {"plan": redacted(msgspec.to_builtins(state.engine.plan)), "engine": state.engine.client.info}
+    engine = state.engine
+    return {"id": engine.id, "plan": redacted(msgspec.to_builtins(engine.plan)), "engine": engine.client.info}
 
 
 def redacted(value: Any) -> Any:

@@ -15,4 +15,4 @@ async def ready(http: web.Request) -> web.StreamResponse:
     reason = "draining" if state.admission.draining else state.engine.supervisor.not_ready()
     if reason is not None:
         raise not_ready(reason)
-    return json_response({"status": "ready", "step": state.engine.client.stats.step})
+    return json_response({"status": "ready", "engine": state.engine.id, "step": state.engine.client.stats.step})

@@ -42,8 +42,9 @@ async def one_request(http: web.Request) -> web.StreamResponse:
         raise bad_request(f"format={form[:16]!r}: expected json or chrome.", "format")
 
     if form == "chrome":
-        trace = partial(chrome_trace, await _found(state, name), state.waterfalls.steps)
-        return json_response(await state.read_exporters(trace))
+        found = await _found(state, name)
+        steps = partial(state.waterfalls.steps, found[0].request.engine)
+        return json_response(await state.read_exporters(lambda: chrome_trace(found, steps)))
     return json_response(await read_request(state, name))
 
 
@@ -66,11 +67,7 @@ def _brief(waterfall: Waterfall) -> dict[str, object]:
 
 
 def _prefix(state: ServerState, request: RequestEvent) -> dict[str, object]:
-    """Why the prefix cache had no more of a prompt, as far as its like is remembered."""
-    info = state.engine.client.info
-    block_size = info.block_size if info else 1
-    return {
-        "prefix": state.engine.prompts.explain(
-            request.request_id, request.cached_tokens, block_size, state.engine.decode
-        )
-    }
+    """Why the prefix cache had no more of a prompt, as far as similar ones are remembered."""
+    engine = state.engines[request.engine]
+    block_size = engine.client.info.block_size if engine.client.info else 1
+    return {"prefix": engine.prompts.explain(request.request_id, request.cached_tokens, block_size, engine.decode)}

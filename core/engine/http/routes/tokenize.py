@@ -11,7 +11,7 @@ from engine.http.incoming import client_of, state_of
 from engine.service.engines import EngineHandle
 from engine.service.logprobs import token_name
 from engine.service.parsing import ParsedTokenize
-from engine.service.prepare import encode_text, encode_turns
+from engine.service.prepare import encode_conversation, encode_text
 
 
 async def tokenize(http: web.Request) -> web.StreamResponse:
@@ -23,8 +23,8 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
         asked = await state.parse(ParsedTokenize, body)
         body.forget()
         with state.admission.enter(client, 1):
-            if asked.turns is not None:
-                tokens = await encode_turns(engine, client, asked.turns, asked.add_generation_prompt, asked.variables)
+            if asked.conversation is not None:
+                tokens = await encode_conversation(engine, client, asked.conversation)
             else:
                 tokens = await encode_text(
                     engine, client, asked.text or "", add_special_tokens=asked.add_special_tokens, fits=False

@@ -36,7 +36,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 UI_ROUTES = ("/ui", "/ui/", "/ui/{file}")
-"""As the router names them."""
+"""The page's routes, as the router names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class File:
 
 
 def read_files() -> dict[str, File]:
-    """By path below ``/ui/``; read once, so that no request names a path on disk."""
+    """The files of the page, by path below ``/ui/``. They are read once, so that no request names a path on disk."""
     found = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in TYPES:
@@ -59,7 +59,7 @@ def read_files() -> dict[str, File]:
 
 
 def add_ui(router: web.UrlDispatcher) -> None:
-    """The page, and its files."""
+    """Serve the page and its files."""
     files = read_files()
 
     async def page(http: web.Request) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from engine.service.sandbox.frames import MAX_FRAME, Incoming, packed
 from engine.startup.lifetime import end_with
 
 OUT_OF_MEMORY = 77
-"""The exit code that says so."""
+"""The exit code of a child that ran out of memory."""
 NUM_FDS = 3
 """The socket and two times /dev/null: there is no room for another file."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 MAX_FRAME = 64 * 2**20
-"""Bytes."""
+"""Most bytes of a frame."""
 _HEADER = struct.Struct("<Id")
 _SMALL = 64 * 1024
 _LARGE = 2**20

@@ -23,11 +23,11 @@ from engine.startup.process import describe_exit
 T = TypeVar("T")
 
 WALL_S = 30.0
-"""For a child that does not run at all; what it computes is limited in CPU time."""
+"""How long a child may take that does not run at all; what it computes is limited in CPU time."""
 DYING_S = 5.0
 """How long a child that has closed its socket may take to end."""
 SETUP_BYTES = 4096
-"""Most of the answer to the first frame."""
+"""Most bytes of the answer to the first frame."""
 KEPT = ("TZ", "LD_LIBRARY_PATH", "PYTHONHOME")
 """Environment variables that the child needs to start and to tell the time; it gets no others."""
 _FAILURES = (EOFError, OSError, FrameTooLarge)
@@ -70,7 +70,7 @@ class Sandbox:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children there are now."""
+        """Process ids of the children there are now."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def start(self, cpu_s: float) -> list[Future[None]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.service.chat_template import TemplateFailed
+from engine.service.errors import ApiError
+from engine.service.parsing import parse_messages
 from engine.service.tokenizer import Tokenizer
 from engine_lab.eval.drafting.plans import Setting
 from engine_lab.eval.questions import messages_of
@@ -95,8 +97,8 @@ def _encoded(line: _Line, tokenizer: Tokenizer, setting: Setting) -> Prompt:
         )
     else:
         try:
-            tokens = tokenizer.encode_chat_now(list(line.messages))
-        except TemplateFailed as error:
+            tokens = tokenizer.encode_chat_now(parse_messages(line.messages))
+        except (TemplateFailed, ApiError) as error:
             raise EvalError(f"{line.where}: the chat template of {model} refuses it: {error}") from error
     if not 0 < len(tokens) < max_len:
         raise EvalError(

@@ -1,0 +1,47 @@
+"""What belongs to one engine of a server carries its name, and is counted for it alone."""
+
+from __future__ import annotations
+
+from engine.contracts.events import DroppedEvent, Event, FirstTokenEvent, PrefixCacheEvent, ProxiedEvent, StepEvent
+from engine.counters import declared
+from engine.loop.messages import StepOutputs
+from engine.service.engines import EngineHandle
+from engine.testing.exporter import one_of_each, step_event
+
+from .fakes import ScriptedClient, in_loop, make_plan, make_tokenizer
+
+OF_THE_SERVER = (ProxiedEvent, DroppedEvent)
+
+
+def handle(name: str) -> EngineHandle:
+    return EngineHandle(name, make_plan(), ScriptedClient(), make_tokenizer())
+
+
+@in_loop
+async def test_events_that_an_engine_sends_are_published_with_its_name() -> None:
+    for name in ("default", "second"):
+        engine, published = handle(name), list[Event]()
+        engine.publish_to(published.extend)
+        client = engine.client
+        assert isinstance(client, ScriptedClient)
+        client.deliver(StepOutputs((), (step_event(step=7), PrefixCacheEvent(1.0, 10, 8)), client.stats))
+        assert [type(event) for event in published] == [StepEvent, PrefixCacheEvent]
+        assert {getattr(event, "engine", "") for event in published} == {name}
+
+
+@in_loop
+async def test_an_engine_counts_its_own_events_and_those_of_the_server() -> None:
+    engine = handle("second")
+    engine.count([
+        FirstTokenEvent(0.0, "r1", 5.0),
+        FirstTokenEvent(0.0, "r2", 5.0, "second"),
+        DroppedEvent(0.0, 3),
+    ])  # fmt: skip
+    readings = {reading.name: reading for reading in engine.counters.readings()}
+    assert {reading.engine for reading in readings.values()} == {"second"}
+    assert sum(readings[declared.TTFT.name].counts) == 1
+    assert readings[declared.DROPPED_EVENTS.name].values == {"": 3.0}
+
+
+def test_every_event_but_those_of_the_server_names_its_engine() -> None:
+    assert {type(event) for event in one_of_each() if not hasattr(event, "engine")} == set(OF_THE_SERVER)
