@@ -23,7 +23,10 @@ import torch
 from engine.kernels.triton.device import runs_triton
 
 TESTS = Path(__file__).parent
-ON_CPU = ("kernels/triton/test_models.py", "kernels/triton/test_ranks.py", "laws/test_captured_models.py")
+ON_CPU = (
+    "drafting/test_engine.py", "kernels/triton/test_models.py", "kernels/triton/test_ranks.py",
+    "laws/test_captured_models.py",
+)  # fmt: skip
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,
@@ -37,6 +40,7 @@ KERNEL_TESTS = (
 )
 """Files whose tests run Triton kernels, below ``tests/``."""
 SHORT = (
+    "drafting/test_engine.py",
     *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
     *(f"kernels/triton/test_{name}.py" for name in ("ranks", "routing", "rowwise", "step_outputs")),
     *(f"kernels/triton/test_quantized_{name}.py" for name in ("linear", "loaders")),

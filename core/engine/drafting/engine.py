@@ -105,13 +105,13 @@ class DraftEngine:
     def _choose(self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None) -> Tensor:
         """The token after each position of a row."""
         features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
-        batch = self._tables.sampling.at(row_ids, positions, features)
         if self._target.on_triton:
             from engine.sampling.triton.sampler import sample_on_device  # Triton is imported only where it runs
 
+            batch = self._tables.sampling.at(row_ids, positions, features) if sampled else None
             tokens = sample_on_device(logits.float(), batch, ids)
         else:
-            tokens = choose(logits.float(), batch, ids)
+            tokens = choose(logits.float(), self._tables.sampling.at(row_ids, positions, features), ids)
         return tokens.clamp_(min=0)  # of logits that are not finite any token will do: it is rejected
 
     def _chain(
@@ -128,7 +128,9 @@ class DraftEngine:
         drafts: list[Tensor] = []
 
         def add(logits: Tensor) -> Tensor:
-            drafts.append(self._choose(logits, rows.row_ids, rows.positions + len(drafts), rows.sampled, ids))
+            # Noise differs from position to position; without any, one launch less.
+            positions = rows.positions + len(drafts) if rows.sampled else rows.positions
+            drafts.append(self._choose(logits, rows.row_ids, positions, rows.sampled, ids))
             return drafts[-1]
 
         tokens = rows.tokens

@@ -30,9 +30,10 @@ CONSTANTS = {
     "VOCAB": VOCAB, "CHUNK": CHUNK, "CHUNKS": CHUNKS, "LANES": triton.next_power_of_2(CHUNKS),
     "LIST_LENGTH": LIST_LENGTH, "PROBES": PROBES, "BLOCK": SEARCH_BLOCK,
 }  # fmt: skip
+GREEDY = dict.fromkeys(("ids_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"))
 VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (survey, {"FILTERED": False}), (survey, {"FILTERED": True}), (find_border, {}), (draw, {"HAS_IDS": False}),
-    (draw, {"HAS_IDS": True}), (apply_penalties, {"BLOCK": HISTORY_BLOCK}),
+    (survey, {"FILTERED": False, **GREEDY}), (survey, {"FILTERED": True}), (find_border, {}),
+    (draw, {"ids_ptr": None}), (draw, {}), (apply_penalties, {"BLOCK": HISTORY_BLOCK}),
 )  # fmt: skip
 IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]
 
@@ -48,7 +49,7 @@ def test_no_register_is_spilled(kernel: Any, variant: dict[str, Any], capability
     aligned = {"logits_ptr", "listed_ptr", "stride", "stride_logits"}
     cost = measure_kernel(
         kernel,
-        {name: TYPES[name] for name in names if name in TYPES},
+        {name: TYPES[name] for name in names if name in TYPES and name not in variant},
         {name: constants[name] for name in names if name in constants},
         capability,
         unaligned=frozenset(names) - aligned,

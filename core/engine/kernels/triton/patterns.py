@@ -84,7 +84,7 @@ def served_rows(packed: PackedLinear) -> tuple[int, int] | None:
 def _writes_inline(lowering: Lowering, what: QKVWrite) -> bool:
     """Whether kernels can store this cache format themselves, and norm as these do."""
     norms = (what.norm, what.q_norm, what.k_norm)
-    rms = what.norm is not None and all(norm is None or norm.kind == "rms" for norm in norms)
+    rms = all(norm is None or norm.kind == "rms" for norm in norms)
     stored = lowering.kv_format.scale == "none" or lowering.kv_format.store_tile() is not None
     return rms and stored and what.head_dim % 2 == 0
 
@@ -97,10 +97,10 @@ def needs_whole_heads(lowering: Lowering, what: QKVWrite) -> bool:
 
 def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: QKVWrite = fused.what
-    assert what.norm is not None
     packed = weights.linear(what.qkv)
-    few = _few_rows(lowering, what.qkv, packed, _norm_weight(lowering, what.norm, weights))
-    normed_linear = _many_rows(lowering, what.norm, packed, weights)
+    norm = None if what.norm is None else _norm_weight(lowering, what.norm, weights)
+    few = _few_rows(lowering, what.qkv, packed, norm)
+    normed_linear = packed.apply if what.norm is None else _many_rows(lowering, what.norm, packed, weights)
     heads = HeadShape(what.num_heads, what.num_kv_heads, what.head_dim, what.rotary_dim)
     of_heads = (None if op is None else _norm_weight(lowering, op, weights) for op in (what.q_norm, what.k_norm))
     write = HeadWriter(Launch.on(lowering.device), heads, *of_heads)
@@ -118,8 +118,12 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         return few.linear.rope_write(x, heads, tables, slots, cache).flatten(1)
 
     rotated = "" if rotation is None else "rotation, "
-    product = "two Triton kernels: norm, product; whole heads, " if in_two else "one Triton kernel: norm, product, "
-    chain = f"{norm_label(lowering)}, {packed.label}, Triton {'' if rotation is None else 'rotation and '}KV write"
+    normed = "" if norm is None else "norm, "
+    product = (
+        f"two Triton kernels: {normed}product; whole heads, " if in_two else f"one Triton kernel: {normed}product, "
+    )
+    before = "" if norm is None else f"{norm_label(lowering)}, "
+    chain = f"{before}{packed.label}, Triton {'' if rotation is None else 'rotation and '}KV write"
     return Lowered(qkv_rope_write, _by_rows(f"{product}{rotated}KV write", packed, chain))
 
 

@@ -24,11 +24,10 @@ _SAMPLE = tl.constexpr(philox.SAMPLE)
 def draw(
     logits_ptr, ids_ptr, temperature_ptr, seed_ptr, position_ptr, facts_ptr, best_ptr, index_ptr, arrived_ptr,
     token_ptr, capacity, stride,
-    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, HAS_IDS: tl.constexpr,
-    PDL: tl.constexpr,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(row, chunk)``; the row's last one writes the column of the token. Rows with a border of +inf have
-    theirs. With ``HAS_IDS`` column ``i`` gets the noise of token ``ids[i]``."""
+    """Program ``(row, chunk)``; the row's last one writes its token. Rows with a border of +inf have theirs. Column
+    ``i`` is, and has the noise of, token ``ids[i]``, without ``ids`` token ``i``."""
     start_dependents(PDL)
     wait_for_input(PDL)
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -42,7 +41,7 @@ def draw(
     best, index = float("-inf"), VOCAB
     if tl.max(scaled, 0) >= border:  # most chunks of a filtered row have nobody to draw for
         seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
-        if HAS_IDS:
+        if ids_ptr is not None:
             noise = gumbel_of(seed, position, tl.load(ids_ptr + at, mask=at < VOCAB, other=0), _SAMPLE)
         else:
             noise = gumbel(seed, position, chunk * CHUNK, _SAMPLE, CHUNK)
@@ -57,5 +56,7 @@ def draw(
         slot = row * CHUNKS + lane
         bests = tl.load(best_ptr + slot, mask=lane < CHUNKS, other=float("-inf"), cache_modifier=".cg")
         indices = tl.load(index_ptr + slot, mask=lane < CHUNKS, other=VOCAB, cache_modifier=".cg")
-        token = tl.min(tl.where(bests == tl.max(bests, 0), indices, VOCAB), 0)
-        tl.store(token_ptr + row, token.to(tl.int64))
+        token = tl.min(tl.where(bests == tl.max(bests, 0), indices, VOCAB), 0).to(tl.int64)
+        if ids_ptr is not None:
+            token = tl.load(ids_ptr + token, mask=token < VOCAB, other=0)
+        tl.store(token_ptr + row, token)

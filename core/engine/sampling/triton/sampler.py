@@ -23,12 +23,13 @@ SEARCH_WARPS = 8
 """Makes 64 comparisons a thread: ``PROBES * SEARCH_BLOCK`` for 256 threads."""
 
 
-def sample_on_device(logits: Tensor, batch: SamplingBatch, ids: Tensor | None = None) -> Tensor:
+def sample_on_device(logits: Tensor, batch: SamplingBatch | None, ids: Tensor | None = None) -> Tensor:
     """The token of every position, int64 ``[N]``: what :func:`engine.sampling.choose.choose` chooses.
 
-    ``logits``: float32 ``[N, V]``, adjusted, rows contiguous; only read. ``ids``: int64 ``[V]``, the token each column
-    stands for. Broken rows get ``NOT_FINITE`` (-1). Launches one kernel if all is greedy, two without top-k and top-p,
-    else three; no synchronisation, grids depend on shapes alone: may be captured in a CUDA graph.
+    ``logits``: float32 ``[N, V]``, adjusted, rows contiguous; only read. ``batch``: ``None`` where all is greedy.
+    ``ids``: int64 ``[V]``, the token each column stands for. Broken rows get ``NOT_FINITE`` (-1). Launches one kernel
+    if all is greedy, two without top-k and top-p, else three; no synchronisation, grids depend on shapes alone: may be
+    captured in a CUDA graph.
     """
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
@@ -38,32 +39,35 @@ def sample_on_device(logits: Tensor, batch: SamplingBatch, ids: Tensor | None = 
     scratch = _scratch(1 << (rows - 1).bit_length(), vocab, logits.device)
     capacity, stride = scratch.chunk_best.shape[0], logits.stride(0)
     arrived, length = scratch.counters
-    sampled = Feature.SAMPLED in batch.features
-    filtered = sampled and Feature.FILTERED in batch.features
-    top_k = batch.top_k.to(torch.int32)
+    if batch is not None and Feature.SAMPLED not in batch.features:
+        batch = None
+    filtered = batch is not None and Feature.FILTERED in batch.features
+    columns = (None, None, None, None)
+    if batch is not None:
+        columns = (batch.temperature, batch.top_k.to(torch.int32), batch.top_p, batch.min_p)
     pdl = has_dependent_launch(logits.device.type)
     grid, lanes = (rows, chunks), triton.next_power_of_2(chunks)
     shape = {"VOCAB": vocab, "CHUNK": CHUNK, "CHUNKS": chunks, "PDL": pdl}
     # No fusion: scaled logits must come out as they do without a kernel, or ties would break differently.
     options = {"enable_fp_fusion": False, **({"launch_pdl": True} if pdl else {})}
     survey[grid](
-        logits, batch.temperature, top_k, batch.top_p, batch.min_p,
+        logits, ids, *columns,
         scratch.chunk_best, scratch.chunk_index, scratch.chunk_mass, scratch.facts, arrived, tokens, capacity, stride,
         LANES=lanes, FILTERED=filtered, num_warps=4, **shape, **options,
     )  # fmt: skip
     if filtered:
         find_border[grid](
-            logits, batch.temperature, top_k, batch.top_p, scratch.facts, scratch.listed, length, arrived,
+            logits, *columns[:3], scratch.facts, scratch.listed, length, arrived,
             capacity, stride, LIST_LENGTH=LIST_LENGTH, PROBES=PROBES, BLOCK=SEARCH_BLOCK,
             num_warps=SEARCH_WARPS, **shape, **options,
         )  # fmt: skip
-    if sampled:
+    if batch is not None:
         draw[grid](
-            logits, tokens if ids is None else ids, batch.temperature, batch.seeds, batch.output_index, scratch.facts,
+            logits, ids, batch.temperature, batch.seeds, batch.output_index, scratch.facts,
             scratch.chunk_best, scratch.chunk_index, arrived, tokens, capacity, stride,
-            LANES=lanes, HAS_IDS=ids is not None, num_warps=4, **shape, **options,
+            LANES=lanes, num_warps=4, **shape, **options,
         )  # fmt: skip
-    return tokens if ids is None else torch.where(tokens >= 0, ids[tokens.clamp(min=0)], tokens)
+    return tokens
 
 
 @cache

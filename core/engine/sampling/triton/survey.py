@@ -22,17 +22,18 @@ _NOT_FINITE = tl.constexpr(NOT_FINITE)
 @triton.jit(
     do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=[
-        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "best_ptr", "index_ptr", "mass_ptr", "facts_ptr",
-        "arrived_ptr", "token_ptr",
+        "ids_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "best_ptr", "index_ptr", "mass_ptr",
+        "facts_ptr", "arrived_ptr", "token_ptr",
     ],
 )  # fmt: skip
 def survey(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
+    logits_ptr, ids_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
     best_ptr, index_ptr, mass_ptr, facts_ptr, arrived_ptr, token_ptr, capacity, stride,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
     FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(row, chunk)``; the row's last one writes its token (greedy, or -1 if broken) and its facts.
+    """Program ``(row, chunk)``; the row's last one writes its token (greedy, or -1 if broken) and its facts. Column
+    ``i`` is token ``ids[i]``, without ``ids`` token ``i``. Without temperatures all rows are greedy, and have no facts.
 
     Facts: ``BORDER`` is +inf where nothing is to be drawn, else the border without top-k and top-p. ``ESTIMATE`` is a
     scaled logit that the border of top-k and top-p cannot be below, or +inf without these filters. ``facts_ptr``:
@@ -56,26 +57,29 @@ def survey(
         tl.store(mass_ptr + slot, tl.sum(tl.exp(away / tl.where(temperature > 0.0, temperature, 1.0)), 0))
     if arrive(arrived_ptr + row) == CHUNKS - 1:
         tl.store(arrived_ptr + row, 0)
-        _conclude(
-            temperature_ptr + row, top_k_ptr + row, top_p_ptr + row, min_p_ptr + row,
-            best_ptr + row * CHUNKS, index_ptr + row * CHUNKS, mass_ptr + row * CHUNKS,
-            facts_ptr + row, token_ptr + row, capacity, VOCAB, CHUNKS, LANES, FILTERED,
-        )  # fmt: skip
+        lane = tl.arange(0, LANES)
+        bests = tl.load(best_ptr + row * CHUNKS + lane, mask=lane < CHUNKS, other=float("-inf"), cache_modifier=".cg")
+        indices = tl.load(index_ptr + row * CHUNKS + lane, mask=lane < CHUNKS, other=VOCAB, cache_modifier=".cg")
+        largest = tl.max(bests, 0)
+        finite = (largest > float("-inf")) & (largest < float("inf"))
+        token = tl.min(tl.where(bests == largest, indices, VOCAB), 0).to(tl.int64)
+        if ids_ptr is not None:
+            token = tl.load(ids_ptr + token, mask=finite, other=0)
+        tl.store(token_ptr + row, tl.where(finite, token, _NOT_FINITE))
+        if temperature_ptr is not None:
+            _store_facts(
+                bests, largest, finite, temperature_ptr + row, top_k_ptr + row, top_p_ptr + row, min_p_ptr + row,
+                mass_ptr + row * CHUNKS, facts_ptr + row, capacity, VOCAB, CHUNKS, LANES, FILTERED,
+            )  # fmt: skip
 
 
 @triton.jit
-def _conclude(
-    temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr, index_ptr, mass_ptr, facts_ptr, token_ptr, capacity,
+def _store_facts(
+    bests, largest, finite, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, mass_ptr, facts_ptr, capacity,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, FILTERED: tl.constexpr,
 ):  # fmt: skip
-    """A row's token and facts from its chunks."""
+    """What the later launches start from, of a row whose chunks have these best logits."""
     lane = tl.arange(0, LANES)
-    bests = tl.load(best_ptr + lane, mask=lane < CHUNKS, other=float("-inf"), cache_modifier=".cg")
-    indices = tl.load(index_ptr + lane, mask=lane < CHUNKS, other=VOCAB, cache_modifier=".cg")
-    largest = tl.max(bests, 0)
-    finite = (largest > float("-inf")) & (largest < float("inf"))
-    token = tl.min(tl.where(bests == largest, indices, VOCAB), 0)
-    tl.store(token_ptr, tl.where(finite, token, _NOT_FINITE).to(tl.int64))
     temperature, min_p = tl.load(temperature_ptr), tl.load(min_p_ptr)
     drawn = finite & (temperature > 0.0)
     # What lies further below the largest than noise can lift is left out: exact, and spares the noise.
