@@ -42,7 +42,7 @@ def sample_on_device(logits: Tensor, batch: SamplingBatch | None, ids: Tensor | 
     if batch is not None and Feature.SAMPLED not in batch.features:
         batch = None
     filtered = batch is not None and Feature.FILTERED in batch.features
-    columns = (None, None, None, None)
+    columns: tuple[Tensor | None, ...] = (None, None, None, None)
     if batch is not None:
         columns = (batch.temperature, batch.top_k.to(torch.int32), batch.top_p, batch.min_p)
     pdl = has_dependent_launch(logits.device.type)
