@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tools.machine_code.__main__ import Row
+from tools.machine_code.figures import Row
 from tools.machine_code.products import MODELS, compile_op, tile_of
 from tools.machine_code.sass import LOADS, STORES, MachineCode, buffers_in_flight, counted, loaded_bytes
 

@@ -11,71 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tools.machine_code.attention import compile_attention
+from tools.machine_code.figures import CARDS, Row
 from tools.machine_code.products import FORMATS, MODELS, OPS, SMS, compile_op, tile_of
-from tools.machine_code.sass import (
-    LOADS,
-    TENSOR_CORES,
-    MachineCode,
-    buffers_in_flight,
-    counted,
-    disassembled,
-)
-
-from engine.testing.aot import KernelCost
-
-LANES = 128
-"""Threads that a multiprocessor issues an instruction for in a cycle."""
-CARDS = {80: ("A100", 1.41, 2.04), 89: ("L40S", 2.52, 0.86), 90: ("H200", 1.755, 4.8)}
-"""By compute capability: a card, its clock in GHz, its bandwidth in TB/s as its data sheet has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Figures of one compiled kernel."""
-
-    kernel: str
-    format: str
-    rows: int
-    arch: int
-    registers: int
-    spills: int
-    """Bytes stored and loaded."""
-    smem: int
-    """Bytes."""
-    tensor_core: int
-    """Such instructions in the main loop."""
-    load_bytes: int
-    """Of the widest load of the main loop, for one thread."""
-    buffers: int | None
-    """Asynchronous copies that may be in flight when the main loop waits for one; ``None``: it has none."""
-    loads_before_wait: int | None
-    """``None``: it waits for no kernel."""
-    instructions_per_weight: float | None
-    """In the main loop, for one thread; ``None``: it reads no weights."""
-    ceiling_tb_s: float | None
-
-    @classmethod
-    def of(cls, name: str, form: str, rows: int, cost: KernelCost, weights: float | None) -> Row:
-        """``weights``: that a thread multiplies by in a round of the main loop."""
-        code = MachineCode(disassembled(cost.cubin))
-        loop, before = code.main_loop, code.before_wait
-        loads = [one.width for one in loop if one.kind in LOADS]
-        _, clock, _ = CARDS[cost.capability]
-        bits = FORMATS[form].bits if form in FORMATS else 0
-        if streamed := sum(one.width for one in loop if "EF" in one.opcode.split(".")):
-            weights = streamed * 8 / bits  # a loop that is unrolled reads several tiles
-        each = None if weights is None else len(loop) / weights
-        return cls(
-            name, form, rows, cost.capability, cost.registers, cost.spill_stores + cost.spill_loads, cost.shared,
-            counted(loop, TENSOR_CORES), max(loads, default=0), buffers_in_flight(loop),
-            None if before is None else counted(before, LOADS),
-            None if each is None else round(each, 2),
-            None if each is None else round(LANES * SMS[cost.capability] * clock * bits / 8 / each / 1e3, 2),
-        )  # fmt: skip
 
 
 def products(arch: int, model: str, formats: Sequence[str], rows: Sequence[int], ops: Sequence[str]) -> Iterator[Row]:

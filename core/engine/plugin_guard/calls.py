@@ -136,7 +136,7 @@ def error_line(error: BaseException) -> str:
         said = " ".join(str(error).split())[:MOST_SAID]
     except Exception:
         said = "its text cannot be read"
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "engine":
+    if isinstance(error, ImportError) and str(error.name).split(".")[0] == "engine":
         said += "; the engine's CHANGELOG.md says what changed for plugins"
     return type(error).__name__ + (f": {said}" if said else "")
 

@@ -31,11 +31,6 @@ class Catalogue:
     def in_yaml(self, group: str) -> set[str]:
         return {file.stem for folder in self._folders for file in (folder / group).glob("*.yaml")}
 
-    def files(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, modification time in ns and bytes of every file that composing may read."""
-        found = (file for folder in self._folders for file in folder.rglob("*.yaml"))
-        return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in sorted(found))
-
     def options(self, group: str) -> tuple[str, ...]:
         return tuple(sorted(self.in_yaml(group) | set(self._discovered.names(group))))
 

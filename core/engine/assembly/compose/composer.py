@@ -37,8 +37,11 @@ class Composer(Catalogue):
 
     def compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
         """The composed tree, which nobody changes, and the option chosen for each group. Hydra takes longer than a
-        tiny engine takes to start, so what it made of the same groups, plugins and files is kept."""
-        key = (tuple(groups), self._schemas(), self.files())
+        tiny engine takes to start, so what it made of our own YAML is kept. Somebody else's folder may hold anything,
+        and is read each time."""
+        if self.searchpaths:
+            return self._compose(groups)
+        key = (tuple(groups), self._schemas(), _own_files())
         if key not in _composed:
             if len(_composed) == MOST_KEPT:
                 _composed.clear()
@@ -94,6 +97,12 @@ def open_composer(
     finally:
         store.repo = before_store
         GlobalHydra.instance().hydra = before_hydra
+
+
+def _own_files() -> tuple[tuple[str, int, int], ...]:
+    """Path, modification time in ns and bytes of each: they change in a checkout that somebody works in."""
+    files = sorted(conf_dir().rglob("*.yaml"))
+    return tuple((str(file), (stat := file.lstat()).st_mtime_ns, stat.st_size) for file in files)
 
 
 def _picked(parsed: Sequence[Override]) -> dict[str, str]:

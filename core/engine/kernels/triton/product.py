@@ -64,15 +64,12 @@ def tile_scaled(loaded, tile, TILE_SCALE: tl.constexpr):
             return tl.reshape(groups * scale[:, :, None], tile.shape)
 
 
-@triton.jit
-def folding(GROUP_SIZE: tl.constexpr, TILE_SCALE: tl.constexpr):
+@triton.constexpr_function
+def folding(group_size: int, tile_scale: object) -> int:
     """How many neighbouring products are summed before they are multiplied by their group's factor."""
-    if TILE_SCALE is None:
-        return tl.constexpr(1)
-    elif GROUP_SIZE == 0 or GROUP_SIZE >= 8:
-        return tl.constexpr(8)
-    else:
-        return tl.constexpr(GROUP_SIZE)
+    if tile_scale is None:
+        return 1
+    return group_size if 0 < group_size < 8 else 8
 
 
 @triton.jit

@@ -65,8 +65,8 @@ class PanelCall:
 
 
 class PanelLayer:
-    """A linear layer whose weights lie in panels, and the calls on them. A gate and up projection has its two halves in
-    interleaved of 16 outputs (:func:`in_turns`)."""
+    """A linear layer whose weights lie in panels, and the calls on them. A gate and up projection has its two halves
+    interleaved by 16 outputs (:func:`in_turns`)."""
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ def interleaved(gate_up: Tensor) -> Tensor:
     and the ups of the same 16 outputs. ``[2 * size, ...] -> [2 * padded, ...]``."""
     gate, up = gate_up.chunk(2)
     pad = (0, 0) * (gate_up.dim() - 1) + (0, -gate.shape[0] % PANEL)
-    interleaved = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
-    return torch.stack(interleaved, dim=1).flatten(0, 2)
+    halves = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
+    return torch.stack(halves, dim=1).flatten(0, 2)
 
 
-def separated(interleaved: Tensor, size: int) -> Tensor:
+def separated(outputs: Tensor, size: int) -> Tensor:
     """The inverse of :func:`interleaved`."""
-    pairs = interleaved.reshape(-1, 2, PANEL, *interleaved.shape[1:])
+    pairs = outputs.reshape(-1, 2, PANEL, *outputs.shape[1:])
     return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))
