@@ -101,7 +101,8 @@ class ExactModel:
         logits = torch.linspace(0.0, 1.0, self.vocab_size).repeat(hidden.shape[0], 1)
         return logits.scatter(1, hidden.to(torch.int64), 8.0)
 
-    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def greedy(self, hidden: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits and the most likely tokens."""
         logits = self.head(hidden)
+        logits = logits if out is None else out.copy_(logits)
         return logits, most_likely(logits)

@@ -140,8 +140,8 @@ def test_a_captured_step_launches_little_beside_its_layers(tmp_path: Path) -> No
         return step
 
     StepGraphs(model, kv, tables, (), [Bucket(3, 1)], counted).capture()
-    step, sample, adjust = captured
+    step, sample, adjust, logprobs = captured
     assert step.kernels[0] == "step_inputs" and step.kernels[-1] == "step_outputs"
-    assert sample.kernels == ["survey", "find_border", "draw", "step_outputs"]
-    assert adjust.kernels == ["apply_penalties", *sample.kernels]
-    assert len(step.names) == 9 + 5 and (len(sample.names), len(adjust.names)) == (15, 33)
+    assert sample.kernels == sample.names == ["gather_columns", "survey", "find_border", "draw", "step_outputs"]
+    assert adjust.kernels == ["gather_columns", "apply_penalties", *sample.kernels[1:]]
+    assert len(step.names) == 8 + 5 and (len(adjust.names), len(logprobs.names)) == (24, 4)

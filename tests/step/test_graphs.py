@@ -76,7 +76,7 @@ def test_the_largest_is_captured_first_and_nothing_once_ready() -> None:
     run(runner, prompt_plan({0: (1, 2, 3), 1: (4, 5, 6)}, {1: SamplingParams()}))
     for row_id in (0, 1):
         steps.replay(Bucket(1, 1), [decode(row_id, 3)])
-    assert (capture.captured, capture.replayed) == (12, 3), "sampling is a graph of its own, for those who want it"
+    assert (capture.captured, capture.replayed) == (16, 3), "sampling and logprobs are graphs of their own"
 
 
 # What a replay computes ---------------------------------------------------------------------------------------------

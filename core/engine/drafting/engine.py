@@ -39,6 +39,9 @@ from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
 
+_ANY = 0
+"""The draft where logits are not finite: any token will do, it is rejected."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftLoading:
@@ -109,10 +112,8 @@ class DraftEngine:
             from engine.sampling.triton.sampler import sample_on_device  # Triton is imported only where it runs
 
             batch = self._tables.sampling.at(row_ids, positions, features) if sampled else None
-            tokens = sample_on_device(logits.float(), batch, ids)
-        else:
-            tokens = choose(logits.float(), self._tables.sampling.at(row_ids, positions, features), ids)
-        return tokens.clamp_(min=0)  # of logits that are not finite any token will do: it is rejected
+            return sample_on_device(logits.float(), batch, ids, broken=_ANY)
+        return choose(logits.float(), self._tables.sampling.at(row_ids, positions, features), ids).clamp_(min=_ANY)
 
     def _chain(
         self,

@@ -103,6 +103,8 @@ class StepContext:
 Call = Callable[..., Any]
 """``(context, *inputs)`` -> what a kernel makes of ``[num_tokens, size]`` tensors: one, a tuple of several, or
 ``None``. ``context``: a :class:`StepContext`; ``None`` outside of the layers."""
+Greedy = Callable[[Tensor, "Tensor | None"], tuple[Tensor, Tensor]]
+"""Residual rows, and where their logits are to be, float32 ``[R, vocab]`` (``None``: anywhere) -> logits, tokens."""
 Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 

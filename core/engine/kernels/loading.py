@@ -31,7 +31,7 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
-from engine.kernels.context import Call
+from engine.kernels.context import Call, Greedy
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
 from engine.kernels.linear import PackedLinear
@@ -49,7 +49,6 @@ from engine.plugin_guard.calls import PluginError, contract_error, name_of, quot
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
 Progress = Callable[[float, str], None]
-Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
 _Stored = tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]
 
 

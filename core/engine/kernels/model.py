@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Graph
-from engine.kernels.context import Cache, Call, ForwardBatch, Rotate, StepContext, prepared_of
+from engine.kernels.context import Cache, Call, ForwardBatch, Greedy, Rotate, StepContext, prepared_of
 from engine.kernels.cpu.program import NotNative, Value, scratch
 from engine.kernels.cpu.row_ops import cloned, in_place_of
 from engine.kernels.torch.reference import most_likely
@@ -122,7 +122,7 @@ class LoweredModel:
     device: str = "cpu"
     on_triton: bool = False
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
-    find_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    find_greedy: Greedy | None = None
     """:meth:`greedy`, where a kernel finds the tokens beside the logits."""
     capturable: bool = False
     """Steps of few tokens may run as programs, as far as the plan tells."""
@@ -226,10 +226,11 @@ class LoweredModel:
         return self.normed_head.of_rows(normed)
 
     @torch.inference_mode()
-    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def greedy(self, hidden: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """:meth:`head`, and the most likely token of each row, int64 ``[R]``: the lowest id among equals, -1 where
-        logits are broken."""
+        logits are broken. ``out``: where the logits are to be, float32 ``[R, vocab]``, contiguous."""
         if self.find_greedy is not None:
-            return self.find_greedy(hidden)
+            return self.find_greedy(hidden, out)
         logits = self.head(hidden)
+        logits = logits if out is None else out.copy_(logits)
         return logits, most_likely(logits)

@@ -14,7 +14,7 @@ from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import CountExperts, Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
-from engine.kernels.context import Call
+from engine.kernels.context import Call, Greedy
 from engine.kernels.linear import PackedLinear
 from engine.models.fuse import Fused, Matcher
 
@@ -139,7 +139,7 @@ class Lowered:
     """Why a step with this call can be no program of native calls; ``None``: it can."""
     waits: str = ""
     """Why it waits for the device, so that no CUDA graph can hold it; empty: it does not."""
-    greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    greedy: Greedy | None = None
     """Of what makes logits: the same, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1
     where the logits are broken. ``None`` where no kernel finds it on the way."""
 

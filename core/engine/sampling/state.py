@@ -14,11 +14,14 @@ from torch import Tensor
 
 from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
 from engine.kernels.transfer import upload
+from engine.kernels.triton.device import runs_triton
 from engine.sampling.philox import signed64
 
 STATE_BYTES_PER_ROW = 5 * 4 + 8 + 4 * 8 + MAX_BIASED_TOKENS * (8 + 4) + MAX_STOP_TOKENS * 8
 """What :class:`SamplingState` takes for a request."""
 
+_PROMPT_LEN = 2
+"""Of the integers, see :class:`SamplingState`."""
 _MOST = 2**31 - 1
 """A count beyond this is as good as this, and kernels take 32 bits."""
 
@@ -147,16 +150,25 @@ class SamplingState:
 
     def at(self, rows: Tensor, positions: Tensor, features: Feature) -> SamplingBatch:
         """Parameters of the positions that follow tokens ``positions`` of ``rows``, both int64 ``[N]``."""
-        temperature, min_p, repetition, presence, frequency = self._floats.index_select(1, rows).unbind()
-        top_k, seeds, prompt_len, min_tokens = self._ints.index_select(1, rows).unbind()
+        if runs_triton(self._device):
+            from engine.sampling.triton.columns import gathered_columns  # Triton is imported only where it runs
+
+            floats, top_p, ints, output_index = gathered_columns(
+                rows, positions, self._floats, self._top_p, self._ints, _PROMPT_LEN
+            )
+        else:
+            floats, ints = self._floats.index_select(1, rows), self._ints.index_select(1, rows)
+            top_p, output_index = self._top_p.index_select(0, rows), positions + 1 - ints[_PROMPT_LEN]
+        temperature, min_p, repetition, presence, frequency = floats.unbind()
+        top_k, seeds, prompt_len, min_tokens = ints.unbind()
         return SamplingBatch(
             rows=rows,
             positions=positions,
-            output_index=positions + 1 - prompt_len,
+            output_index=output_index,
             prompt_len=prompt_len,
             temperature=temperature,
             top_k=top_k,
-            top_p=self._top_p.index_select(0, rows),
+            top_p=top_p,
             min_p=min_p,
             seeds=seeds,
             repetition=repetition,

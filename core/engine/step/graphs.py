@@ -6,9 +6,9 @@ after its last one, where the next step overwrites them before anything reads th
 two integers per row, its id and how many drafts it has, copied in front of the replay; everything else is in the
 device tables.
 
-The graph of a step takes the most likely tokens. Where a request asks for more (temperature, filters, penalties,
-logprobs of its tokens), a second graph after it chooses them anew from the logits the first one left, by the rows'
-sampling state. What a drafter on the device does after a step is captured apart
+The graph of a step takes the most likely tokens. Where a request asks for others (temperature, filters, penalties), a
+second graph after it chooses them anew from the logits the first one left, by the rows' sampling state; where one asks
+for logprobs of its tokens, a third computes them. What a drafter on the device does after a step is captured apart
 (:mod:`engine.drafting.graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
@@ -90,10 +90,12 @@ class _Graph:
     step: Replay
     sample: dict[bool, Replay]
     """After the step: without and with what adjusts logits."""
+    logprobs: Replay
+    """After both: of the chosen tokens."""
     captured: CapturedStep
 
 
-ALL_SAMPLING = Feature.SAMPLED | Feature.FILTERED | Feature.LOGPROBS
+ALL_SAMPLING = Feature.SAMPLED | Feature.FILTERED
 ALL_ADJUSTING = Feature.BIASED | Feature.PENALISED | Feature.MIN_TOKENS
 
 
@@ -174,8 +176,10 @@ class StepGraphs:
         ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
         refill(graph.captured.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
         graph.step()
-        if features:
+        if features & (ALL_SAMPLING | ALL_ADJUSTING):
             graph.sample[features.adjusts]()
+        if Feature.LOGPROBS in features:
+            graph.logprobs()
         return graph.captured
 
     def captured(self, bucket: Bucket) -> CapturedStep:
@@ -193,17 +197,18 @@ class StepGraphs:
         def step() -> None:
             fill(batch, inputs, self.tables)
             hidden, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
-            logits, tokens = self._model.greedy(hidden)
+            memory = None if self._logits is None else self._logits[: bucket.tokens]
+            logits, tokens = self._model.greedy(hidden, memory)
             captured = self._keep(bucket, inputs, batch, prepared, logits, aux)
             self._settle(captured, self.tables.agreed(tokens))
             found[:] = [captured]
 
         def sample(features: Feature) -> None:
             captured = found[0]
-            # The step wrote its own tokens over the drafts, which penalties count.
-            self.tables.tokens[batch.row_ids, batch.positions] = batch.token_ids
+            if features.adjusts:  # the step wrote its own tokens over the drafts, which penalties count
+                self.tables.tokens[batch.row_ids, batch.positions] = batch.token_ids
             chosen = self.tables.sampling.at(batch.row_ids, batch.positions, features)
-            tokens, logits = choose_tokens(
+            tokens, _ = choose_tokens(
                 captured.logits,
                 chosen,
                 self.tables.sampling,
@@ -211,16 +216,19 @@ class StepGraphs:
                 self.tables.tokens.shape[1],
                 on_triton=self._model.on_triton,
             )
-            tokens = self.tables.agreed(tokens)
-            own = logits.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(dim=1)
-            captured.logprobs.copy_(own)
-            self._settle(captured, tokens)
+            self._settle(captured, self.tables.agreed(tokens))
+
+        def logprobs() -> None:
+            captured = found[0]
+            own = captured.logits.gather(1, captured.tokens.clamp(min=0)[:, None]).squeeze(1)
+            torch.sub(own, captured.logits.logsumexp(dim=1), out=captured.logprobs)
 
         with torch.inference_mode():
             replay = capture(step)
             both = {False: ALL_SAMPLING, True: ALL_SAMPLING | ALL_ADJUSTING}
             samplers = {adjusts: capture(partial(sample, features)) for adjusts, features in both.items()}
-        return _Graph(replay, samplers, found[0])
+            of_tokens = capture(logprobs)
+        return _Graph(replay, samplers, of_tokens, found[0])
 
     def _settle(self, captured: CapturedStep, tokens: Tensor) -> None:
         """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. Doing it again with
@@ -251,10 +259,10 @@ class StepGraphs:
         logits: Tensor,
         aux: Sequence[Tensor],
     ) -> CapturedStep:
-        """Copy the results to where every graph leaves them. The first, largest bucket makes that memory while it
-        warms up, so before anything is captured."""
+        """The results, where every graph leaves them: hidden states are copied there, logits are made there. The first,
+        largest bucket makes that memory while it warms up, so before anything is captured."""
         if self._logits is None or self._aux is None:
-            self._logits = torch.zeros_like(logits)
+            self._logits = logits.clone()
             self._aux = tuple(torch.zeros_like(hidden) for hidden in aux)
         count = bucket.tokens
         kept = CapturedStep(
@@ -268,7 +276,7 @@ class StepGraphs:
             tuple(hidden[:count] for hidden in self._aux),
             prepared,
         )
-        for target, source in zip((kept.logits, *kept.aux_hidden_states), (logits, *aux), strict=True):
+        for target, source in zip(kept.aux_hidden_states, aux, strict=True):
             target.copy_(source)
         return kept
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import triton
 
+from engine.sampling.triton import columns
 from engine.sampling.triton.border import find_border
+from engine.sampling.triton.columns import gather_columns
 from engine.sampling.triton.draw import draw
 from engine.sampling.triton.penalties import HISTORY_BLOCK, apply_penalties
 from engine.sampling.triton.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
@@ -19,12 +21,13 @@ from tests.selection import few
 VOCAB = 128256
 CHUNKS = -(-VOCAB // CHUNK)
 TYPES = {
-    "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "top_k_ptr": "*i32", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32",
+    "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "top_k_ptr": "*i64", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32",
     "best_ptr": "*fp32", "index_ptr": "*i32", "mass_ptr": "*fp32", "facts_ptr": "*fp32", "arrived_ptr": "*i32",
     "token_ptr": "*i64", "capacity": "i32", "stride": "i32", "listed_ptr": "*fp32", "length_ptr": "*i32",
     "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "row_ptr": "*i64", "ids_ptr": "*i64",
     "prompt_len_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
-    "stride_logits": "i32", "stride_history": "i32",
+    "stride_logits": "i32", "stride_history": "i32", "float_ptr": "*fp32", "int_ptr": "*i64", "floats_ptr": "*fp32",
+    "top_ps_ptr": "*fp64", "ints_ptr": "*i64", "output_ptr": "*i64", "count": "i32", "num_rows": "i32",
 }  # fmt: skip
 CONSTANTS = {
     "VOCAB": VOCAB, "CHUNK": CHUNK, "CHUNKS": CHUNKS, "LANES": triton.next_power_of_2(CHUNKS),
@@ -32,8 +35,10 @@ CONSTANTS = {
 }  # fmt: skip
 GREEDY = dict.fromkeys(("ids_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"))
 VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (survey, {"FILTERED": False, **GREEDY}), (survey, {"FILTERED": True}), (find_border, {}),
+    (survey, {"FILTERED": False, "BROKEN": -1, **GREEDY}), (survey, {"FILTERED": True, "BROKEN": -1}),
+    (find_border, {}),
     (draw, {"ids_ptr": None}), (draw, {}), (apply_penalties, {"BLOCK": HISTORY_BLOCK}),
+    (gather_columns, {"FLOATS": 5, "INTS": 4, "PROMPT_LEN": 2, "BLOCK": columns.BLOCK}),
 )  # fmt: skip
 IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from engine.sampling.triton.sampler import _scratch, sample_on_device
 from engine.sampling.triton.survey import BORDER
 from engine.sampling.triton.tensors import LIST_LENGTH
 
+from ...launches import count_launches
 from ..requests import Request, Tables, batch_of
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
@@ -260,3 +261,19 @@ def test_a_step_of_all_kinds_gets_the_tokens_and_logits_that_it_gets_without_ker
     want_tokens, want_adjusted = tables.choose(logits)
     assert torch.equal(tokens, want_tokens) and torch.equal(adjusted, want_adjusted)
     assert not torch.equal(adjusted, logits)
+
+
+def test_parameters_are_gathered_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more positions than a program has, among them some of one row; bit for bit as without a kernel."""
+    state = SamplingState(len(MIXED) + 1, DEVICE)
+    for row, params in enumerate(MIXED):
+        state.write(row, params, SEEDS[row % len(SEEDS)], 3 * row, (2,))
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(len(MIXED) + 1, (150,), generator=generator).to(DEVICE)
+    positions = torch.randint(2**40, (150,), generator=generator).to(DEVICE)
+    with count_launches() as launches:
+        got = state.at(rows, positions, Feature.SAMPLED)
+    assert launches.names == ["gather_columns"]
+    monkeypatch.setattr("engine.sampling.state.runs_triton", lambda device: False)
+    want = state.at(rows, positions, Feature.SAMPLED)
+    assert all(torch.equal(getattr(got, f.name), getattr(want, f.name)) for f in fields(want) if f.name != "features")

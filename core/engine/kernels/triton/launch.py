@@ -16,7 +16,7 @@ from engine.kernels.triton.device import has_dependent_launch, multiprocessors
 from engine.kernels.triton.heads import norm_rope_write
 from engine.kernels.triton.rowwise import best_of_blocks, best_of_chunks, gate_rows, quantize_rows
 from engine.kernels.triton.skinny import linear_gate, linear_logits, linear_rope_write, linear_store
-from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, skinny_tile
+from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
 
 CHUNK = 4096
 """Logits that one program compares where they come from elsewhere."""
@@ -73,7 +73,8 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class SkinnyLinear:
-    """``norm(x) @ W.T + bias`` and what follows it, for 1 to 16 rows ``x [rows, in_features]`` in one kernel."""
+    """``norm(x) @ W.T + bias`` and what follows it, for 1 to 16 rows ``x [rows, in_features]`` in one kernel; for up
+    to 64 without a norm."""
 
     launch: Launch
     loader: TileLoader
@@ -85,16 +86,6 @@ class SkinnyLinear:
         """``[rows, out_features]`` in the dtype of ``x``."""
         out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
         self._store(x, out, add=False)
-        return out
-
-    def store_in_passes(self, x: Tensor) -> Tensor:
-        """:meth:`store` for any number of rows, 16 at a time: every pass reads all weights."""
-        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
-        # One compilation for all passes, the last and shortest too.
-        tile = self._tile(x, MAX_ROWS if x.shape[0] > MAX_ROWS else x.shape[0])
-        for start in range(0, x.shape[0], MAX_ROWS):
-            part = slice(start, start + MAX_ROWS)
-            self._store(x[part], out[part], add=False, tile=tile)
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -131,11 +122,15 @@ class SkinnyLinear:
         )  # fmt: skip
         return q
 
-    def logits(self, x: Tensor, *, greedy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """float32 logits ``[rows, out_features]``; with ``greedy`` also the largest one's column, int64 ``[rows]``,
-        as :func:`argmax_rows` has it."""
+    def logits(
+        self, x: Tensor, *, greedy: bool = False, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """float32 logits ``[rows, out_features]``, in ``out`` if given; with ``greedy`` also the largest one's column,
+        int64 ``[rows]``, as :func:`argmax_rows` has it."""
         rows, tile = x.shape[0], self._tile(x)
-        out = torch.empty(rows, self.out_features, dtype=torch.float32, device=x.device)
+        if out is None:
+            out = torch.empty(rows, self.out_features, dtype=torch.float32, device=x.device)
+        assert out.shape == (rows, self.out_features) and out.is_contiguous() and out.dtype == torch.float32
         parts = _empty_parts(rows, tile.programs(self.out_features), x.device) if greedy else None
         best, index = parts or (None, None)
         linear_logits[self._grid(tile)](
@@ -144,19 +139,19 @@ class SkinnyLinear:
         )  # fmt: skip
         return out, None if parts is None else argmax_partials(*parts, self.launch)
 
-    def _store(self, x: Tensor, out: Tensor, add: bool, tile: SkinnyTile | None = None) -> None:
+    def _store(self, x: Tensor, out: Tensor, add: bool) -> None:
         assert out.stride(1) == 1
-        tile = tile or self._tile(x)
+        tile = self._tile(x)
         linear_store[self._grid(tile)](
             *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
             OUT_FEATURES=self.out_features, ADD=add, **self._constants(tile),
         )  # fmt: skip
 
-    def _tile(self, x: Tensor, rows: int | None = None) -> SkinnyTile:
+    def _tile(self, x: Tensor) -> SkinnyTile:
         assert x.shape[1] == self.in_features and x.stride(1) == 1
         bits = self.loader.bits_per_weight(self.in_features, self.out_features)
         shape = (self.out_features, self.in_features)
-        return skinny_tile(rows or x.shape[0], *shape, self.launch.num_sms, bits, self.norm is not None)
+        return skinny_tile(x.shape[0], *shape, self.launch.num_sms, bits, self.norm is not None)
 
     def _grid(self, tile: SkinnyTile) -> tuple[int]:
         return (tile.programs(self.out_features),)

@@ -173,12 +173,13 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
             return few.linear.logits(hidden)[0]
         return linear(norm(hidden)).float()
 
-    def greedy(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def greedy(hidden: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
         if few is not None and few.serves(hidden):
-            logits, tokens = few.linear.logits(hidden, greedy=True)
+            logits, tokens = few.linear.logits(hidden, greedy=True, out=out)
             assert tokens is not None
             return logits, tokens
-        logits = project(None, hidden).contiguous()
+        made = linear(norm(hidden))
+        logits = made.float().contiguous() if out is None else out.copy_(made)
         return logits, argmax_rows(logits, launch)
 
     chain = f"{norm_label(lowering)}, {packed.label}"

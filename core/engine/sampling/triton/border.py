@@ -55,8 +55,9 @@ def find_border(
         if length > LIST_LENGTH:
             source, length, shift, divisor = row_logits, VOCAB, largest, temperature
         border = _settle(
-            source, length, shift, divisor, tl.load(top_k_ptr + row), tl.load(top_p_ptr + row).to(tl.float64),
-            estimate, tl.load(facts_ptr + NORMALISER * capacity + row).to(tl.float64) * ONE, VOCAB, PROBES, BLOCK,
+            source, length, shift, divisor,
+            tl.load(top_k_ptr + row).to(tl.int32), tl.load(top_p_ptr + row).to(tl.float64), estimate,
+            tl.load(facts_ptr + NORMALISER * capacity + row).to(tl.float64) * ONE, VOCAB, PROBES, BLOCK,
         )  # fmt: skip
         tl.store(length_ptr + row, 0)
         border_ptr = facts_ptr + BORDER * capacity + row

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.kernels.torch.reference import NOT_FINITE
 from engine.kernels.triton.device import has_dependent_launch
 from engine.sampling.state import Feature, SamplingBatch
 from engine.sampling.triton.border import find_border
@@ -23,11 +24,13 @@ SEARCH_WARPS = 8
 """Makes 64 comparisons a thread: ``PROBES * SEARCH_BLOCK`` for 256 threads."""
 
 
-def sample_on_device(logits: Tensor, batch: SamplingBatch | None, ids: Tensor | None = None) -> Tensor:
+def sample_on_device(
+    logits: Tensor, batch: SamplingBatch | None, ids: Tensor | None = None, broken: int = NOT_FINITE
+) -> Tensor:
     """The token of every position, int64 ``[N]``: what :func:`engine.sampling.choose.choose` chooses.
 
     ``logits``: float32 ``[N, V]``, adjusted, rows contiguous; only read. ``batch``: ``None`` where all is greedy.
-    ``ids``: int64 ``[V]``, the token each column stands for. Broken rows get ``NOT_FINITE`` (-1). Launches one kernel
+    ``ids``: int64 ``[V]``, the token each column stands for. Broken rows get the token ``broken``. Launches one kernel
     if all is greedy, two without top-k and top-p, else three; no synchronisation, grids depend on shapes alone: may be
     captured in a CUDA graph.
     """
@@ -44,7 +47,7 @@ def sample_on_device(logits: Tensor, batch: SamplingBatch | None, ids: Tensor | 
     filtered = batch is not None and Feature.FILTERED in batch.features
     columns: tuple[Tensor | None, ...] = (None, None, None, None)
     if batch is not None:
-        columns = (batch.temperature, batch.top_k.to(torch.int32), batch.top_p, batch.min_p)
+        columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p)
     pdl = has_dependent_launch(logits.device.type)
     grid, lanes = (rows, chunks), triton.next_power_of_2(chunks)
     shape = {"VOCAB": vocab, "CHUNK": CHUNK, "CHUNKS": chunks, "PDL": pdl}
@@ -53,7 +56,7 @@ def sample_on_device(logits: Tensor, batch: SamplingBatch | None, ids: Tensor | 
     survey[grid](
         logits, ids, *columns,
         scratch.chunk_best, scratch.chunk_index, scratch.chunk_mass, scratch.facts, arrived, tokens, capacity, stride,
-        LANES=lanes, FILTERED=filtered, num_warps=4, **shape, **options,
+        LANES=lanes, FILTERED=filtered, BROKEN=broken, num_warps=4, **shape, **options,
     )  # fmt: skip
     if filtered:
         find_border[grid](

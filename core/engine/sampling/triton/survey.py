@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.torch.reference import NOT_FINITE
 from engine.kernels.triton.arrival import arrive
 from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine.sampling.philox import GUMBEL_SPAN
@@ -16,7 +15,6 @@ BORDER = tl.constexpr(1)
 ESTIMATE = tl.constexpr(2)
 NORMALISER = tl.constexpr(3)
 _SPAN = tl.constexpr(GUMBEL_SPAN)
-_NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 @triton.jit(
@@ -30,9 +28,9 @@ def survey(
     logits_ptr, ids_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
     best_ptr, index_ptr, mass_ptr, facts_ptr, arrived_ptr, token_ptr, capacity, stride,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
-    FILTERED: tl.constexpr, PDL: tl.constexpr,
+    FILTERED: tl.constexpr, BROKEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(row, chunk)``; the row's last one writes its token (greedy, or -1 if broken) and its facts. Column
+    """Program ``(row, chunk)``; the row's last one writes its token (greedy, ``BROKEN`` if it is) and its facts. Column
     ``i`` is token ``ids[i]``, without ``ids`` token ``i``. Without temperatures all rows are greedy, and have no facts.
 
     Facts: ``BORDER`` is +inf where nothing is to be drawn, else the border without top-k and top-p. ``ESTIMATE`` is a
@@ -65,7 +63,7 @@ def survey(
         token = tl.min(tl.where(bests == largest, indices, VOCAB), 0).to(tl.int64)
         if ids_ptr is not None:
             token = tl.load(ids_ptr + token, mask=finite, other=0)
-        tl.store(token_ptr + row, tl.where(finite, token, _NOT_FINITE))
+        tl.store(token_ptr + row, tl.where(finite, token, BROKEN))
         if temperature_ptr is not None:
             _store_facts(
                 bests, largest, finite, temperature_ptr + row, top_k_ptr + row, top_p_ptr + row, min_p_ptr + row,
@@ -87,7 +85,7 @@ def _store_facts(
     tl.store(facts_ptr + LARGEST * capacity, largest)
     tl.store(facts_ptr + BORDER * capacity, tl.where(drawn, border, float("inf")))
     if FILTERED:
-        top_k, top_p = tl.load(top_k_ptr), tl.load(top_p_ptr).to(tl.float32)
+        top_k, top_p = tl.load(top_k_ptr).to(tl.int32), tl.load(top_p_ptr).to(tl.float32)
         ranked = (top_k > 0) & (top_k < VOCAB)
         estimate = float("inf")
         if drawn & (ranked | (top_p < 1.0)):
