@@ -34,6 +34,7 @@ from gpu_check import (  # noqa: E402
     registry,
     report,
     standalone,
+    wheels,
 )
 from gpu_check.conductor import Outcome, conduct, run_section  # noqa: E402
 from gpu_check.draft_head import HeadShape  # noqa: E402
@@ -70,6 +71,11 @@ def assert_all_passed(ran: Ran, sections: Sequence[Section]) -> None:
     assert code == 0 and found["passed"], output
     assert states == {section.name: ("ok", "") for section in sections}, output
     assert all(section["rows"] for section in found["sections"].values())
+
+
+@pytest.mark.slow
+def test_chains_of_products_are_run_dry_with_other_tiles(tmp_path: Path) -> None:
+    assert_all_passed(run_dry(tmp_path, "tiles"), [registry.BY_NAME["tiles"]])
 
 
 @pytest.mark.slow
@@ -398,3 +404,20 @@ def test_metadata_once_written_stays_on_the_path_of_every_child(
     monkeypatch.setattr(standalone, "is_installed", lambda: True)  # as it looks once the paths are in use
     assert standalone.source_paths(tmp_path) == first and first[-1] == str(tmp_path / "metadata")
     assert first[-1] not in standalone.source_paths(tmp_path / "elsewhere")
+
+
+def test_what_has_no_wheel_for_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``compiled`` could only be built for this Python, ``pure`` for every one."""
+
+    def pip(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        folder, name = Path(arguments[-2]), arguments[-1]
+        if command == "wheel":
+            (folder / f"{name}-1.0-{'py3-none-any' if name == 'pure' else 'cp311-cp311-linux'}.whl").touch()
+        return subprocess.CompletedProcess([], int(command == "download"), "", "no matching distribution")
+
+    monkeypatch.setattr(wheels, "_pip", pip)
+    assert [wheel.name for wheel in wheels.gather(tmp_path / "pure", "3.12", ("pure",))] == [
+        "pure-1.0-py3-none-any.whl"
+    ]
+    with pytest.raises(ValueError, match="compiled: no wheel for Python 3.12, and none for every Python"):
+        wheels.gather(tmp_path / "compiled", "3.12", ("pure", "compiled"))

@@ -8,14 +8,13 @@ Each section is a process of its own with a time budget: one that fails, hangs o
 is reported as such, what it had found until then counts, and the others still run.
 
 The engine need not be installed, but what it imports must be. A GPU machine that has torch, triton, transformers and
-their like still lacks a few small packages; fetch them where there is a network, with the same version of
-Python, copy the folder over, and install from it:
+their like still lacks a few small packages; fetch them where there is a network, copy the folder over, install from it:
 
-    pip wheel --no-deps -w wheels -c constraints.txt hydra-core omegaconf antlr4-python3-runtime structlog msgspec
+    python tools/gpu_check --gather wheels --python 3.12
     pip install --no-index --no-deps wheels/*.whl
 
-msgspec is compiled: for another version of Python say which (`pip download --python-version 3.12
---only-binary=:all: --no-deps -d wheels msgspec`). What is missing is named before anything runs.
+What is missing is named before anything runs. `tools/gpu_check/README.md` says in which order to ask what, where time on
+a card is short.
 
 Exit code: 0 every check passed, 1 a check failed or a section did not finish, 2 there is no CUDA device or a package
 is missing. A speed target that was missed is in the table and does not change the exit code: it is a finding, not a

@@ -18,6 +18,7 @@ from gpu_check import registry, report
 from gpu_check.conductor import conduct
 from gpu_check.section import Context
 from gpu_check.standalone import REPOSITORY, is_there, missing_packages, source_paths
+from gpu_check.wheels import gather
 
 PASSED, FAILED, CANNOT_RUN = 0, 1, 2
 REPORTS = REPOSITORY / "tools" / "benchmarks"
@@ -27,6 +28,8 @@ ROOM = 24 << 30
 
 def main(doc: str, arguments: list[str] | None = None) -> int:
     options = parser(doc).parse_args(arguments)
+    if options.gather:
+        return gathered(options.gather, options.python)
     if options.child:
         return run_child(options.child, options.scratch, options.dry_run)
     if missing := missing_packages():
@@ -55,9 +58,23 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--total", type=float, default=registry.TOTAL_S, metavar="S", help="seconds for all sections (%(default)g)"
     )
     result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
+    result.add_argument("--gather", type=Path, metavar="FOLDER", help="fetch the wheels to carry there, and stop")
+    result.add_argument("--python", default="3.12", help="of the machine they are for (%(default)s)")
     result.add_argument("--child", choices=sorted(registry.BY_NAME), help=argparse.SUPPRESS)
     result.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     return result
+
+
+def gathered(folder: Path, python: str) -> int:
+    """Wheels for a machine without a network."""
+    try:
+        wheels = gather(folder, python)
+    except ValueError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return FAILED
+    size = sum(wheel.stat().st_size for wheel in wheels)
+    print(f"{len(wheels)} wheels, {size / 1e6:.1f} MB, in {folder}: {' '.join(wheel.name for wheel in wheels)}")
+    return PASSED
 
 
 def check(options: argparse.Namespace, scratch: Path) -> int:

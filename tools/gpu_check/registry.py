@@ -53,6 +53,8 @@ ON_REQUEST: tuple[Section, ...] = (
             300, alone=True, needs=("rates", "prepare"), argument="8b", gpu_only=True),
     Section("drafting", "drafting", "Llama-3.1-8B with an EAGLE3 head: decode steps by drafts, bf16 and fp8", 400,
             alone=True, needs=("rates", "prepare"), argument="8b"),
+    Section("tiles", "tiles", "chains of products with other tiles, attention in other cuts", 300, alone=True,
+            interpreted=True),
     Section("mixtures", "mixtures", "Qwen3-30B-A3B and gpt-oss-20b shapes: decode against reading active weights", 400,
             alone=True, needs=("rates",), interpreted=True),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.kernels.triton import experts, skinny
 from engine.kernels.triton.quantized import tiles
-from engine.kernels.triton.tiles import SkinnyTile, grouped_tile, mix_tile, skinny_tile
+from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
@@ -106,7 +106,10 @@ def compile_skinny(
     """``size``: output and input features."""
     form = FORMATS[weights]
     is_normed = "norm_ptr" in arguments
-    tile = skinny_tile(rows, *size, SMS[capability], form.bits, is_normed) if rows <= 16 else grouped_tile(size[1])
+    if rows > MAX_ROWS and kernel is not skinny.linear_store:
+        tile = grouped_tile(size[1])
+    else:
+        tile = skinny_tile(rows, *size, SMS[capability], form.bits, is_normed)
     if kernel is experts.expert_mix:
         tile = mix_tile(constants["TOP_K"], size[1], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}

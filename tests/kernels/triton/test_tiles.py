@@ -24,38 +24,29 @@ def test_one_row_fills_an_h200_without_splitting_the_input(name: str, bits: int)
     assert skinny_tile(1, out_features, in_features, H200, bits).programs(out_features) >= 256
 
 
-@pytest.mark.parametrize("name", PROJECTIONS)
-@pytest.mark.parametrize("rows", [2, 8, 9, 16])
-def test_few_rows_leave_at_most_four_multiprocessors_of_an_h200_without_a_program(name: str, rows: int) -> None:
-    out_features, in_features = PROJECTIONS[name]
-    tile = skinny_tile(rows, out_features, in_features, H200, 16)
-    assert tile.programs(out_features) >= H200 - 4
-
-
 @given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 200), st.sampled_from(BITS), st.booleans())
 def test_sizes_are_powers_of_two_that_tensor_cores_and_pairs_accept(
     out: int, inp: int, sms: int, bits: int, is_normed: bool
 ) -> None:
-    for rows in (1, 2, 9, 16):
+    for rows in (1, 2, 16, *(() if is_normed else (17, 33, 64))):
         tile = skinny_tile(rows, out, inp, sms, bits, is_normed)
         for size in (tile.block_m, tile.block_n, tile.block_k, tile.num_warps):
             assert size & (size - 1) == 0
-        assert tile.block_m >= rows and tile.block_n % 2 == 0 and tile.block_k >= 32
-        assert rows == 1 or (tile.block_n >= 16 and tile.block_m == 16)
+        assert rows <= tile.block_m < max(2 * rows, 17) and tile.block_n % 2 == 0 and tile.block_k >= 32
+        assert rows == 1 or tile.block_n >= 16
 
 
 @given(st.integers(1, 200_000), st.integers(1, 30_000), st.sampled_from(BITS), st.booleans())
-def test_three_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int, is_normed: bool) -> None:
+def test_two_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int, is_normed: bool) -> None:
     tiles = [skinny_tile(rows, out, inp, H200, bits, is_normed) for rows in range(1, MAX_ROWS + 1)]
-    assert len(set(tiles)) <= 3
-    assert len(set(tiles[1:8])) == 1 and len(set(tiles[8:])) == 1
+    assert len(set(tiles[1:])) == 1
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_a_tile_of_one_row_fits_in_registers(bits: int) -> None:
     for out_features, in_features in PROJECTIONS.values():
         tile = skinny_tile(1, out_features, in_features, H200, bits)
-        assert tile.block_n * tile.block_k <= 32 * 32 * tile.num_warps
+        assert tile.block_n * tile.block_k <= (64 if bits == 4 else 32) * 32 * tile.num_warps
 
 
 @given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 8))

@@ -29,38 +29,27 @@ the same on every rank, whether or not a pair is its own.
 
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``
 seconds is busy only while ``B * t`` bytes are on their way (Little's law). On an H200 that is 4.8 TB/s * 0.8 us =
-3.8 MB, 29 KB for each of its 132 multiprocessors (SMs). What ``tiles.py`` chooses for bfloat16 weights:
+3.8 MB, 29 KB for each of its 132 multiprocessors (SMs). So a program has two tiles of weights on their way in
+registers while it multiplies a third (one row), or one to four stages of asynchronous copies (several rows). What is on
+its way is packed: codes are unpacked when they are multiplied.
 
-=====================  =======  =======  =====  ====================================
-rows                   BLOCK_N  BLOCK_K  warps  on the way per program
-=====================  =======  =======  =====  ====================================
-1, few columns         8        512      4      two tiles of 8 KB in registers
-1, many columns        16       256      4      two tiles of 8 KB in registers
-2 to 16, normed        64       64       4      4 of 5 stages of 8 KB, asynchronous
-2 to 16, not normed    16       128      2      4 of 5 stages of 4 KB, asynchronous
-9 to 16, many columns  32       128      4      3 of 4 stages of 8 KB, asynchronous
-=====================  =======  =======  =====  ====================================
+Which tiles are fastest was measured on an H100, in chains of a model's products as a step launches them
+(``docs/measured.md``). What ``tiles.py`` chooses, and what it follows from:
 
-A program norms its rows for its own columns alone: the fewer columns it has, the more often that is done over. On an
-H200, 64 columns take half the time of 16 for gate and up, queries, keys and values, and the head, for 48 programs too
-(``docs/measured.md``); without a norm, 16 are as fast as any. Programs per SM, and what is on the way per SM, for the
-projections of a 1B model (3072, 2048 and 2048 columns for qkv, output and down) and of an 8B model (6144, 4096 and
-4096):
+================  ==================  ========  =========  =====  ================================================
+rows              weights             columns   inputs     warps  why
+================  ==================  ========  =========  =====  ================================================
+1                 16 bits, short      8 or 16   512, 256   4      columns that leave 1.9 programs per SM
+1                 16 bits, from 4096  8 or 16   1024, 256  8      twice the threads share a long row
+1                 8 bits              8 or 16   1024, 512  8      8 KB a tile, as above
+1                 4 bits              8 or 16   1024, 512  4      whole words of codes for each thread
+2 to 16, normed   16 bits             64        256        4      each program norms the rows for itself
+2 to 16           16 bits             64        128        4      from 8192 inputs on: 16 columns, 256 inputs
+2 to 16           8 bits              16        128        2      64 columns where there are many, as in a head
+2 to 16           4 bits              16 or 64  128        2, 4   64 with a norm, or from 8192 inputs on
+17 to 64          packed              64        64         4      weights are read once
+================  ==================  ========  =========  =====  ================================================
 
-=======  ===================  ===================  ===================  ===================
-rows     1B output, down      1B qkv               8B output, down      8B qkv
-=======  ===================  ===================  ===================  ===================
-1        1.94 per SM, 31 KB   2.91 per SM, 47 KB   1.94 per SM, 31 KB   2.91 per SM, 47 KB
-2 to 16  0.97 per SM, 16 KB   0.36 per SM, 12 KB   1.94 per SM, 31 KB   0.73 per SM, 23 KB
-=======  ===================  ===================  ===================  ===================
-
-Gate and up, and the head, have 1.9 programs per SM and more. So one row has enough on the way everywhere; with 2 to 16
-rows a 1B model's output and down projections (128 programs) are at half of the target, because a tensor core's tile has
-at least 16 columns of ours, and its qkv projection is below it, because norms are shared.
-
-8-bit formats have tiles of 8192 weights for one row, the same 8 KB; 4-bit ones too, of 4 KB: half of what the table
-says (the cure is a third and fourth tile, four registers each while they are packed). What is on its way is packed, and
-unpacked when it is multiplied. For 2 to 16 rows their stages hold half and a quarter of the bytes. Dependent launch
-adds to this: the first tiles of the next kernel are loaded while
-the last of this one are multiplied.
+Tiles of 64 columns leave half of a device without a program for small layers, and are faster there, too: with dependent
+launch the programs of the next kernel take the rest, and load their first weights meanwhile.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.product import folding, normed_product, scaled_sums, unpacked
+from engine.kernels.triton.product import first_weights, folding, normed_product, scaled_sums, unpacked
 from engine.kernels.triton.tile_ops import below, gated, paired_rows, split_pairs, start_dependents, wait_for_input
 
 
@@ -41,11 +41,16 @@ def expert_gate(
         if first_ptr is not None:
             first, count = tl.load(first_ptr + tile), tl.load(count_ptr + tile)
         pair, which = paired_rows(tl.program_id(1), PAIRS)
+        weight_row = expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE
+        real = below(pair, SIZE, PAIRS)
+        weights = first_weights(
+            weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         y = normed_product(
-            x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, norm_ptr,
-            weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
-            expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE, below(pair, SIZE, PAIRS), count, stride_x, eps,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+            weights, x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, norm_ptr,
+            weight_ptr, scale_ptr, zero_ptr, weight_row, real, count, stride_x, eps,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         gate, up = split_pairs(y, PAIRS, BLOCK_M)
         column, row = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS), tl.arange(0, BLOCK_M)
@@ -72,12 +77,15 @@ def expert_down(
     if expert >= 0:
         first, count = tl.load(first_ptr + tile), tl.load(count_ptr + tile)
         column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        real = below(column, OUT_FEATURES, BLOCK_N)
+        weight_row, real = expert.to(tl.int64) * OUT_FEATURES + column, below(column, OUT_FEATURES, BLOCK_N)
+        weights = first_weights(
+            weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         y = normed_product(
-            x_ptr + first.to(tl.int64) * IN_FEATURES, None,
-            weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
-            expert.to(tl.int64) * OUT_FEATURES + column, real, count, IN_FEATURES, 0.0,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+            weights, x_ptr + first.to(tl.int64) * IN_FEATURES, None,
+            weight_ptr, scale_ptr, zero_ptr, weight_row, real, count, IN_FEATURES, 0.0,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         row = tl.arange(0, BLOCK_M)
         pair = tl.load(order_ptr + first + row, mask=row < count, other=0)

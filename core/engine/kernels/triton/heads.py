@@ -23,19 +23,27 @@ def pair_columns(pair, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr):
 
 
 @triton.jit
-def rotated_pairs(first, second, cos_ptr, sin_ptr, token, pair, is_rotated, ROTARY_DIM: tl.constexpr):
-    """Rotate float32 pairs; ``token``, ``pair``, ``is_rotated`` broadcast to their shape.
+def rotations(cos_ptr, sin_ptr, token, pair, is_rotated, ROTARY_DIM: tl.constexpr):
+    """Cosines and sines of pairs, in the shape that ``token``, ``pair`` and ``is_rotated`` broadcast to; 1 and 0 of
+    those that pass.
 
-    ``cos_ptr``, ``sin_ptr``: float32 ``[num_tokens, ROTARY_DIM / 2]``.
+    ``cos_ptr``, ``sin_ptr``: float32 ``[num_tokens, ROTARY_DIM / 2]``, not read where ``ROTARY_DIM`` is 0.
     """
     if ROTARY_DIM == 0:
-        return first, second
+        return 1.0, 0.0
     else:
         HALF: tl.constexpr = ROTARY_DIM // 2
         mask = is_rotated & (pair < HALF)
         at = token * HALF + pair
-        cos = tl.load(cos_ptr + at, mask=mask, other=1.0)
-        sin = tl.load(sin_ptr + at, mask=mask, other=0.0)
+        return tl.load(cos_ptr + at, mask=mask, other=1.0), tl.load(sin_ptr + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def rotated_pairs(first, second, cos, sin, ROTARY_DIM: tl.constexpr):
+    """Float32 pairs, rotated by what :func:`rotations` has for them."""
+    if ROTARY_DIM == 0:
+        return first, second
+    else:
         return first * cos - second * sin, second * cos + first * sin
 
 
@@ -148,7 +156,8 @@ def norm_rope_write(
         first, second = norm_heads(
             first, second, head, first_at, second_at, in_head, k_norm_ptr, k_eps, NUM_HEADS, KV_START, HEAD_DIM
         )
-    first, second = rotated_pairs(first, second, cos_ptr, sin_ptr, token, pair, mask & (head < KV_START), ROTARY_DIM)
+    cos, sin = rotations(cos_ptr, sin_ptr, token, pair, mask & (head < KV_START), ROTARY_DIM)
+    first, second = rotated_pairs(first, second, cos, sin, ROTARY_DIM)
     # What a scale is taken of is what is stored: the values as rounded to the compute dtype.
     first, second = first.to(q_ptr.dtype.element_ty), second.to(q_ptr.dtype.element_ty)
     slot = tl.load(slots_ptr + token + tl.zeros([1, 1], tl.int32))

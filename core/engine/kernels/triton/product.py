@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.tile_ops import below, dot, start_dependents, wait_for_input
+from engine.kernels.triton.tile_ops import below, dot
 
 
 @triton.jit
@@ -97,10 +97,34 @@ def add_product(acc, loaded, x, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.conste
 
 
 @triton.jit
+def first_weights(
+    weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, rows, real,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """All that a product reads before its kernel waits for the one before it (``wait_for_input``): the first tiles of
+    weights, two for one row, and each channel's scale and bias, float32 ``[BLOCK_N]``."""
+    channel_scale = tl.full([BLOCK_N], 1.0, tl.float32)
+    if channel_scale_ptr is not None:
+        channel_scale = tl.load(channel_scale_ptr + rows, mask=real, other=0.0)
+    bias = tl.zeros([BLOCK_N], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
+    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+    if BLOCK_M == 1 and IN_FEATURES > BLOCK_K:
+        second = LOAD_TILE(
+            weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+        )
+        return tile, second, channel_scale, bias
+    else:
+        return tile, tile, channel_scale, bias
+
+
+@triton.jit
 def one_row_product(
-    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
+    tile, second, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums ``[BLOCK_N, 1]`` and the row's sum of squares ``[1]``, without tensor cores.
@@ -110,12 +134,6 @@ def one_row_product(
     """
     LAST: tl.constexpr = (IN_FEATURES - 1) // BLOCK_K * BLOCK_K
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
-    if LAST > 0:
-        second = LOAD_TILE(
-            weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
-        )
-    wait_for_input(PDL)
     FOLD: tl.constexpr = folding(GROUP_SIZE, TILE_SCALE)
     acc = tl.zeros([BLOCK_N, BLOCK_K // FOLD], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
@@ -152,9 +170,9 @@ def sum_of_squares(x_ptr, num_rows, stride_x, IN_FEATURES: tl.constexpr, BLOCK_M
 
 @triton.jit
 def few_rows_product(
-    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
+    tile, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Products ``[BLOCK_N, BLOCK_M]`` and reciprocal rms still to be applied ``[BLOCK_M]``, on tensor cores.
@@ -164,8 +182,6 @@ def few_rows_product(
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     # x * norm_weight may pass 65504, float16's largest: there the rows are scaled before they are rounded.
     EARLY: tl.constexpr = norm_ptr is not None and tl.float16 == DTYPE
-    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
-    wait_for_input(PDL)
     early = tl.full([BLOCK_M], 1.0, tl.float32)
     if EARLY:
         total = sum_of_squares(x_ptr, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
@@ -194,34 +210,29 @@ def few_rows_product(
 
 @triton.jit
 def normed_product(
-    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, rows, real, num_rows, stride_x, eps,
+    first, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``norm(x) @ W[rows].T * channel_scale + bias``, transposed: float32 ``[BLOCK_N, BLOCK_M]``.
 
-    ``rows``: int64 ``[BLOCK_N]``, weight rows, any order; ``real``: bool, False for rows that do not exist (their
-    results are 0 or a bias read by nobody). ``norm_ptr`` is ``None`` for inputs that are not normed.
+    ``first``: what :func:`first_weights` loaded. ``rows``: int64 ``[BLOCK_N]``, weight rows, any order; ``real``: bool,
+    False for rows that do not exist (their results are 0 or a bias read by nobody). ``norm_ptr`` is ``None`` for inputs
+    that are not normed.
     """
-    start_dependents(PDL)
-    channel_scale = tl.full([BLOCK_N], 1.0, tl.float32)
-    if channel_scale_ptr is not None:
-        channel_scale = tl.load(channel_scale_ptr + rows, mask=real, other=0.0)
-    bias = tl.zeros([BLOCK_N], tl.float32)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
+    tile, second, channel_scale, bias = first
     if BLOCK_M == 1:
         acc, squares = one_row_product(
-            x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_N, BLOCK_K,
+            tile, second, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         scale = tl.full([1], 1.0, tl.float32)
         if norm_ptr is not None:
             scale = tl.rsqrt(squares / IN_FEATURES + eps)
     else:
         acc, scale = few_rows_product(
-            x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+            tile, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     return acc * scale[None, :] * channel_scale[:, None] + bias[:, None]

@@ -1,7 +1,8 @@
 """How the columns of a product are dealt out to programs. Plain arithmetic from shapes and the device.
 
-Programs never share a column: no partial sums, no atomics, one order of additions. So a device is filled by small
-tiles alone; the smallest still gives each program whole 16-byte loads along the input axis.
+Programs never share a column: no partial sums, no atomics, one order of additions. Each has whole 16-byte loads along
+the input axis. Which tile is fastest was measured on an H100 in chains of a model's products
+(``tools/gpu_check --only tiles``, ``docs/measured.md``); the rules below are the simplest that have most of it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from dataclasses import dataclass
 from functools import cache
 
 MAX_ROWS = 16
-"""Rows the skinny kernels serve: one tensor-core tile. Beyond, torch multiplies."""
+"""Rows the fused kernels serve: one tensor-core tile. Beyond, torch multiplies plain weights."""
+MOST_ROWS = 64
+"""Rows that packed weights are multiplied by while they are read once, without a norm."""
 GROUPED_ROWS = 64
 """Rows of an expert that share one reading of its weights, where every expert has many."""
 PROGRAMS_PER_SM = 1.9
 """Programs wanted per multiprocessor for one row. A little under two: 256 programs on 132 multiprocessors are enough.
-More rows have tiles of at least 16 columns, of 64 where they are normed, whatever that makes (see ``__init__.py``)."""
+More rows have tiles of their own, whatever that makes (see ``__init__.py``)."""
+MANY_PROGRAMS_PER_SM = 8
+"""From so many on wider tiles of packed weights lose no parallelism."""
+LONG, LONGER = 4096, 8192
+"""Input features from which a row's programs have twice the threads, and from which several rows' tiles are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +44,40 @@ class SkinnyTile:
 def skinny_tile(
     rows: int, out_features: int, in_features: int, num_sms: int, bits: int, is_normed: bool = False
 ) -> SkinnyTile:
-    """The tile for ``rows`` <= 16 rows of ``[rows, in_features] -> [rows, out_features]``; ``bits`` of a weight;
-    ``is_normed``: the kernel norms its input.
+    """The tile for ``rows`` of ``[rows, in_features] -> [rows, out_features]``, at most 16, of packed weights and
+    without a norm at most 64; ``bits`` of a weight; ``is_normed``: the kernel norms its input.
 
-    Depends on ``rows`` by its class only (1, 2 to 8, 9 to 16), so that three compilations serve every batch.
+    Depends on ``rows`` by its class only (1, to 16, to 32, to 64), so that few compilations serve every batch.
     """
-    assert 1 <= rows <= MAX_ROWS, f"{rows} rows"
+    assert 1 <= rows <= (MAX_ROWS if is_normed else MOST_ROWS), f"{rows} rows"
+    many = out_features >= MANY_PROGRAMS_PER_SM * num_sms * 64
     if rows == 1:
-        return _one_row(out_features, in_features, num_sms, bits)
-    if is_normed and bits == 16:
-        # Every program norms the rows for itself: 64 columns share that, which is worth more than a full device.
-        return SkinnyTile(16, 64, _at_most(in_features, 64), 4, 5)
-    # Nine rows and more read as many bytes of activations as of weights with 16 columns: share them among 32.
-    wide = rows > 8 and -(-out_features // 32) >= num_sms
-    block_k = _at_most(in_features, 128)
-    # The two 8-wide halves of 16 rows are all the parallelism a tile of 16 columns has: more than two warps would
-    # repeat each other's work.
-    return SkinnyTile(16, 32, block_k, 4, 4) if wide else SkinnyTile(16, 16, block_k, 2, 5)
+        block_n, block_k, num_warps, num_stages = _one_row(out_features, in_features, num_sms, bits)
+        block_m = 1
+    elif rows > MAX_ROWS:
+        block_m = 2 * MAX_ROWS if rows <= 2 * MAX_ROWS else MOST_ROWS
+        block_n, block_k, num_warps, num_stages = 64, 64, 4, 4
+    else:
+        block_m = MAX_ROWS
+        block_n, block_k, num_warps, num_stages = _few_rows(in_features, bits, is_normed, many)
+    block_k = _at_most(in_features, block_k)
+    return SkinnyTile(block_m, block_n, block_k, _fed(num_warps, block_n * block_k), num_stages)
+
+
+def _few_rows(in_features: int, bits: int, is_normed: bool, many: bool) -> tuple[int, int, int, int]:
+    """Columns, inputs, warps and stages for 2 to 16 rows.
+
+    Every program norms the rows for itself: 64 columns share that, which is worth more than a full device. What is
+    unpacked costs a round trip through shared memory for each tile of inputs: with 4 bits, larger tiles make fewer.
+    """
+    narrow, wide = (16, 128, 2, 5), (64, 128, 4, 4)
+    if bits == 16 and is_normed:
+        return 64, 256, 4, 2
+    if bits == 16:
+        return (16, 256, 2, 4) if in_features >= LONGER else wide
+    if bits == 4:
+        return wide if is_normed or in_features >= LONGER else narrow
+    return wide if bits == 8 and many else narrow
 
 
 def mix_tile(top_k: int, in_features: int, bits: int) -> SkinnyTile:
@@ -70,12 +94,18 @@ def grouped_tile(in_features: int) -> SkinnyTile:
     return SkinnyTile(GROUPED_ROWS, 128, _at_most(in_features, 64), 8, 3)
 
 
-def _one_row(out_features: int, in_features: int, num_sms: int, bits: int) -> SkinnyTile:
-    """Products summed in registers: a tile of 4096 weights is 32 per thread, of narrow weights twice as many."""
-    block_n = 16 if -(-out_features // 16) >= PROGRAMS_PER_SM * num_sms else 8
-    weights, num_warps = (4096, 4) if bits >= 16 else (8192, 8)
-    block_k = _at_most(in_features, weights // block_n)
-    return SkinnyTile(1, block_n, block_k, _fed(num_warps, block_n * block_k), 1)
+def _one_row(out_features: int, in_features: int, num_sms: int, bits: int) -> tuple[int, int, int, int]:
+    """Columns, inputs, warps and stages for one row. Products are summed in registers: a thread has 32 weights of a
+    tile, or 16 of a long input with many columns; 64 of 4 bits."""
+    programs = -(-out_features // 16)
+    if bits == 4:
+        return (16, 512, 4, 1) if programs >= MANY_PROGRAMS_PER_SM * num_sms else (8, 1024, 4, 1)
+    block_n = 16 if programs >= PROGRAMS_PER_SM * num_sms else 8
+    if bits == 8:
+        return block_n, 8192 // block_n, 8, 1
+    if in_features >= LONG:
+        return (16, 256, 8, 1) if block_n == 16 else (8, 1024, 8, 1)
+    return block_n, 4096 // block_n, 4, 1
 
 
 def _fed(num_warps: int, weights: int) -> int:

@@ -4,8 +4,7 @@
 rows               what runs
 =================  ==========================================================================================
 up to 16           the core's fused kernels, which read the weights through the tile loader
-17 to 64           the same product 16 rows at a time: with weights this narrow, reading them four times takes
-                   less than writing them out wide once and reading that
+17 to 64           the same product in tiles of 32 or 64 rows: weights are read once
 more               weights dequantized into scratch memory, one layer at a time, and torch's product
 17 and more, with  rows rounded to 8 bits (by the kernel that norms them, where there is one) and
 8-bit activations  ``torch._int_mm`` or ``torch._scaled_mm``
@@ -31,10 +30,8 @@ from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows
 from engine.kernels.triton.quantized.kernels import dequantized, scaled_sums
 from engine.kernels.triton.quantized.layout import unpacked_int4, unpacked_nibbles
 from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
-from engine.kernels.triton.tiles import MAX_ROWS
+from engine.kernels.triton.tiles import MAX_ROWS, MOST_ROWS
 
-ROWS_IN_PASSES = 4 * MAX_ROWS
-"""Rows up to which weights are read once for every 16."""
 WHOLE_8_BIT = 16
 """Both sizes of a weight that is multiplied in 8 bits are multiples of this."""
 
@@ -63,8 +60,8 @@ class GpuLinear:
         x = x if x.stride(1) == 1 else x.contiguous()
         if self.rounding is not None and x.shape[0] > MAX_ROWS:
             return self.apply_quantized(*quantized_rows(x, None, self.rounding, self.launch), x.dtype)
-        if x.shape[0] <= ROWS_IN_PASSES:
-            return SkinnyLinear(self.launch, self.loader, self.in_features, self.out_features).store_in_passes(x)
+        if x.shape[0] <= MOST_ROWS:
+            return SkinnyLinear(self.launch, self.loader, self.in_features, self.out_features).store(x)
         dense = dequantized(self.loader, self.out_features, self.in_features, x.dtype, self.launch)
         bias = self.loader.bias
         return F.linear(x, dense, None if bias is None else bias.to(x.dtype))
@@ -171,7 +168,7 @@ def _label(weight: QuantizedWeight, rounding: Rounding | None, why_not: str) -> 
         kind += ", inputs gathered in activation order"
     if rounding is not None:
         return f"{kind}, activations in {rounding} beyond {MAX_ROWS} rows ({_PRODUCTS[rounding]})"
-    many = f"{kind}, Triton up to {ROWS_IN_PASSES} rows ({MAX_ROWS} at a time), then dequantized, F.linear"
+    many = f"{kind}, Triton up to {MOST_ROWS} rows, then dequantized, F.linear"
     return f"{many}; activations are not rounded: {why_not}" if why_not else many
 
 
