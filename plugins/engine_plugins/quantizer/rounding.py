@@ -13,9 +13,9 @@ from engine.contracts.quantizer import QuantizedWeight, WeightFormat
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CLIPS = tuple(1.0 - 0.04 * i for i in range(10))
 """Shares of the largest weight of a group that are tried as the end of its range."""
-PIECE = 1 << 20
-"""Weights that are rounded at a time: rounding takes several copies of them in float32. These are to fit a last-level
-cache: with four times as many, rounding to int4 took three times as long."""
+PIECE, DEVICE_PIECE = 1 << 20, 1 << 23
+"""Weights that are rounded at a time on a CPU and elsewhere: rounding takes several copies of them in float32. On a CPU
+these are to fit a last-level cache: with four times as many, rounding to int4 took three times as long."""
 
 
 def rounded(weight: Tensor, bias: Tensor | None, form: WeightFormat) -> QuantizedWeight:
@@ -51,7 +51,7 @@ def _in_pieces(
 ) -> tuple[Tensor, Tensor]:
     """Codes ``[out, in]`` in ``dtype`` and scales ``[out, groups]``; ``rounded`` makes both of some rows in float32."""
     codes, scales = torch.empty(weight.shape, dtype=dtype, device=weight.device), []
-    rows = max(1, PIECE // weight.shape[1])
+    rows = max(1, (PIECE if weight.device.type == "cpu" else DEVICE_PIECE) // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
         codes[start : start + rows], scale = rounded(weight[start : start + rows].float())
         scales.append(scale)
