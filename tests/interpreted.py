@@ -25,13 +25,13 @@ from engine.kernels.triton.device import runs_triton
 TESTS = Path(__file__).parent
 ON_CPU = (
     "drafting/test_engine.py", "kernels/triton/test_models.py", "kernels/triton/test_ranks.py",
-    "laws/test_captured_models.py",
+    "laws/test_captured_models.py", "plugins/communicator/test_nccl.py",
 )  # fmt: skip
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,
     *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
-    *(f"kernels/triton/test_{name}.py" for name in ("routing", "rowwise", "step_outputs")),
+    *(f"kernels/triton/test_{name}.py" for name in ("routing", "rowwise", "step_outputs", "sums")),
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
@@ -42,9 +42,10 @@ KERNEL_TESTS = (
 SHORT = (
     "drafting/test_engine.py",
     *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
-    *(f"kernels/triton/test_{name}.py" for name in ("ranks", "routing", "rowwise", "step_outputs")),
+    *(f"kernels/triton/test_{name}.py" for name in ("ranks", "routing", "rowwise", "step_outputs", "sums")),
     *(f"kernels/triton/test_quantized_{name}.py" for name in ("linear", "loaders")),
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
+    "plugins/communicator/test_nccl.py",
     "plugins/quantizer/test_gpu_experts.py",
     "sampling/triton/test_kernels.py",
 )

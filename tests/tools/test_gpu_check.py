@@ -419,5 +419,5 @@ def test_what_has_no_wheel_for_the_machine_is_named(tmp_path: Path, monkeypatch:
     assert [wheel.name for wheel in wheels.gather(tmp_path / "pure", "3.12", ("pure",))] == [
         "pure-1.0-py3-none-any.whl"
     ]
-    with pytest.raises(ValueError, match="compiled: no wheel for Python 3.12, and none for every Python"):
+    with pytest.raises(ValueError, match=r"compiled: no wheel for Python 3\.12, and none for every Python"):
         wheels.gather(tmp_path / "compiled", "3.12", ("pure", "compiled"))

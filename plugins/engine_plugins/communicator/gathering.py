@@ -70,7 +70,7 @@ class Gathering(ABC):
         with self._call("all_reduce", group) as (ranks, pg):
             count, flat = len(ranks), x.view(-1)
             if x.nbytes <= self.one_shot:
-                return x.copy_(in_rank_order(self._gathered(pg, flat, [flat] * count)).view(x.shape))
+                return self._add_up(self._gathered(pg, flat, [flat] * count), x)
             shares = list(torch.tensor_split(flat, count))
             index = ranks.index(self._here.rank)
             own = in_rank_order(self._exchanged(pg, shares, [shares[index]] * count)).to(x.dtype)
@@ -117,6 +117,10 @@ class Gathering(ABC):
             if x.numel() > 0:
                 self._recv(pg, as_bytes(x), source)
             return x
+
+    def _add_up(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """``x``, contiguous, with the sum of as many parts as there are ranks, each of its numbers in a row."""
+        return x.copy_(in_rank_order(parts).view(x.shape))
 
     @property
     def _here(self) -> World:

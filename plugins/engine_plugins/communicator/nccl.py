@@ -9,20 +9,26 @@ the process: what hangs is a kernel on the GPU, and nothing can be raised out of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from engine.contracts.communicator import CommunicatorError, World
 from engine.contracts.config import CommunicatorConfig
 from engine.contracts.provider import BuildContext
+from engine.kernels.triton.device import runs_triton
 from engine_plugins.communicator.calls import ranks_of
 from engine_plugins.communicator.gathering import MESSAGES, Gathering, Ranks
 from engine_plugins.communicator.torch_store import c10d, connect, groups_of, meet, reason, serve
+
+
+OPTIONS: Any = distributed_c10d
+"""Of calls; torch exports some of them by this module alone."""
 
 
 class NcclCommunicator(Gathering):
@@ -100,19 +106,38 @@ class NcclCommunicator(Gathering):
             entered = f"rank {world.rank} entered {call}{of_group} (call {self._begun})"
             raise CommunicatorError(f"{entered}: {reason(error)}") from error
 
+    def _add_up(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        if not runs_triton(x.device):
+            return super()._add_up(parts, x)
+        from engine.kernels.triton.sums import sum_in_order  # Triton is imported only where it runs
+
+        return sum_in_order(parts, x)
+
     def _gather(self, pg: Any, given: Tensor, mine: Tensor) -> None:
-        pg._allgather_base(given, mine).wait()
+        ended(pg._allgather_base(given, mine, _on_this_stream(OPTIONS.AllgatherOptions())))
 
     def _exchange(self, pg: Any, given: Tensor, mine: Tensor, sizes: list[int], sent: list[int]) -> None:
-        pg.alltoall_base(given, mine, sizes, sent).wait()
+        ended(pg.alltoall_base(given, mine, sizes, sent, _on_this_stream(OPTIONS.AllToAllOptions())))
 
     def _broadcast(self, pg: Any, x: Tensor, index: int) -> None:
-        options = c10d.BroadcastOptions()
+        options = _on_this_stream(OPTIONS.BroadcastOptions())
         options.rootRank = index
-        pg.broadcast([x], options).wait()
+        ended(pg.broadcast([x], options))
 
     def _send(self, pg: Any, x: Tensor, to: int) -> None:
-        pg.send([x], to, 0).wait()
+        ended(pg.send([x], to, 0))
 
     def _recv(self, pg: Any, x: Tensor, source: int) -> None:
-        pg.recv([x], source, 0).wait()
+        ended(pg.recv([x], source, 0))
+
+
+def _on_this_stream(options: Any) -> Any:
+    """NCCL puts the call on the current stream: on one of its own, both streams would wait for each other."""
+    options.asyncOp = False
+    return options
+
+
+def ended(work: Any) -> None:
+    """The current stream waits for a call; ``None``: it was put there."""
+    if work is not None:
+        work.wait()
