@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 
-from engine.startup.warm_up import batch_shapes, warm_up_kernels, warm_up_sampling
+import pytest
+
+from engine.kernels.triton.tiles import MOST_ROWS, skinny_tile
+from engine.startup.warm_up import HEAD_ROWS, batch_shapes, warm_up_kernels, warm_up_sampling
 from engine_plugins.attention_kernel.triton.planning import merge_shape, num_splits, plan_work, tile_shape
 
 from ..laws.harness import assert_nothing_held, exact_engine, expected, random_requests, run
@@ -41,6 +44,16 @@ def test_no_batch_needs_a_kernel_that_the_shapes_did_not() -> None:
                     left -= wanted
             missing = launches(tuple(q_lens), group, kv_heads, num_sms) - warm
             assert not missing, (group, kv_heads, num_sms, max_requests, q_lens, missing)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_number_of_rows_needs_a_tile_that_the_heads_rows_did_not(bits: int) -> None:
+    """Of a head of packed weights; the layers have the rows of ``batch_shapes``."""
+    shapes = [rows * length for rows, length in batch_shapes(32, 4096, 2048)]
+    for warm in (HEAD_ROWS, shapes):
+        tiles = {skinny_tile(rows, 128256, 4096, 132, bits) for rows in warm if rows <= MOST_ROWS}
+        assert {skinny_tile(rows, 128256, 4096, 132, bits) for rows in range(1, MOST_ROWS + 1)} == tiles
+        assert max(warm) > MOST_ROWS
 
 
 def test_warming_up_leaves_nothing_after() -> None:

@@ -13,8 +13,8 @@ from engine.loop.core import EngineCore
 from engine.step.plan import StepRow
 from engine.step.runner import ModelRunner
 
-HEAD_ROWS = (1, 2, 9, 17)
-"""One for each way a linear layer has with few rows, and one beyond."""
+HEAD_ROWS = (1, 2, 17, 33, 65)
+"""One for each way a linear layer has with few rows, and one beyond: see ``engine.kernels.triton.tiles``."""
 
 
 def warm_up(core: EngineCore, max_len: int) -> None:
