@@ -26,7 +26,6 @@ from engine_plugins.communicator.calls import ranks_of
 from engine_plugins.communicator.gathering import MESSAGES, Gathering, Ranks
 from engine_plugins.communicator.torch_store import c10d, connect, groups_of, meet, reason, serve
 
-
 OPTIONS: Any = distributed_c10d
 """Of calls; torch exports some of them by this module alone."""
 
