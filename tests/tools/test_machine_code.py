@@ -44,6 +44,6 @@ def test_a_kernel_is_counted_weight_by_weight() -> None:
     tile = tile_of("out", MODELS["8B"], 1, 90, "bf16")
     cost = compile_op("out", MODELS["8B"], 1, 90, "bf16")
     row = Row.of("out", "bf16", 1, cost, tile.block_n * tile.block_k / (32 * tile.num_warps))
-    assert row.loads_before_wait is not None and row.loads_before_wait >= 8 and row.load_bytes == 16
+    assert row.loads_before_wait is not None and row.loads_before_wait >= 4 and row.load_bytes == 16
     assert row.instructions_per_weight is not None and 2 < row.instructions_per_weight < 6
     assert row.buffers is None and row.tensor_core == 0

@@ -101,18 +101,24 @@ class EngineRun:
 
     def first_token_ms(self, prompt_tokens: int) -> float:
         """From submission of a prompt nobody has seen to its first token."""
+        return self.first_token(prompt_tokens)[0]
+
+    def first_token(self, prompt_tokens: int) -> tuple[float, list[StepEvent]]:
+        """The same, and the steps that computed the prompt: what of them the host took, and what the device."""
         self._submitted += 1
         vocab, salt = self.info.vocab_size - 8, f"salt-{self._submitted}"
         prompt = tuple((j * 31 + self._submitted) % vocab + 4 for j in range(prompt_tokens))
         started = time.perf_counter()
         self.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), salt)
-        took = 0.0
+        took, steps = 0.0, list[StepEvent]()
         while self.core.has_work:
-            for out in self.core.step().outputs:
+            done = self.core.step()
+            steps += [event for event in done.events if isinstance(event, StepEvent) and event.num_prefill_tokens]
+            for out in done.outputs:
                 if out.error:
                     raise RuntimeError(out.error)
                 took = took or (time.perf_counter() - started) * 1e3
-        return took
+        return took, steps
 
     def close(self) -> None:
         self.core.close()

@@ -114,11 +114,15 @@ def first_tokens(subject: Subject) -> None:
     """TTFT of one prompt on an idle engine, against the measured GEMM rate."""
     dry_run = subject.context.dry_run
     for tokens in (32, 64) if dry_run else PROMPTS:
-        times = [subject.run.first_token_ms(tokens) for _ in range(1 + ROUNDS)][1:]
+        found = [subject.run.first_token(tokens) for _ in range(1 + ROUNDS)][1:]
+        times, steps = [ms for ms, _ in found], [step for _, steps in found for step in steps]
         limit = subject.shape.prefill_flops(tokens) / subject.context.rates["gemm_tflop_s"] / 1e9
         least = None if dry_run else LEAST_GEMM_SHARE.get((subject.name, tokens))
         metric = f"{subject.name}: TTFT, {tokens} tokens"
-        subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=times))
+        detail = {
+            "ms": times, "host_ms": [step.host_ms for step in steps], "device_ms": [step.device_ms for step in steps]
+        }  # fmt: skip
+        subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=detail))
 
 
 def start_and_ledger(subject: Subject) -> None:
