@@ -121,7 +121,7 @@ def workers() -> int:
     """Threads of this process that compute for others."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # it has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             count += (task / "comm").read_text().startswith("kernels-")
     return count
 
