@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 FREE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"})
 """Ops that allocate or rename, and launch nothing."""
@@ -51,16 +53,24 @@ class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self.inside_kernel = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if not self.inside_kernel and name not in FREE and not _is_view(func):
+        name, made = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if not self.inside_kernel and name not in FREE and not (_may_be_view(func) and _shares(args, made)):
             self._launches.names.append(f"aten.{name}")
-        return func(*args, **(kwargs or {}))
+        return made
 
 
-def _is_view(func: Any) -> bool:
-    """Whether the result shares the memory of an argument that is not written to."""
+def _may_be_view(func: Any) -> bool:
+    """Whether the result may share the memory of an argument that is not written to."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def _shares(args: Any, made: Any) -> bool:
+    """Whether all that was made lies in the memory of an argument: ``to`` and ``reshape`` may copy."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
+    return all(
+        tensor.untyped_storage().data_ptr() in given for tensor in tree_leaves(made) if isinstance(tensor, Tensor)
+    )
 
 
 @contextmanager

@@ -109,6 +109,7 @@ class SamplingState:
 
     def __init__(self, num_rows: int, device: str) -> None:
         self._device = device
+        self._on_triton = runs_triton(device)
         self._floats = torch.zeros(5, num_rows, dtype=torch.float32, device=device)
         """temperature, min_p, repetition, presence, frequency"""
         self._floats[2] = 1.0
@@ -150,7 +151,7 @@ class SamplingState:
 
     def at(self, rows: Tensor, positions: Tensor, features: Feature) -> SamplingBatch:
         """Parameters of the positions that follow tokens ``positions`` of ``rows``, both int64 ``[N]``."""
-        if runs_triton(self._device):
+        if self._on_triton:
             from engine.sampling.triton.columns import gathered_columns  # Triton is imported only where it runs
 
             floats, top_p, ints, output_index = gathered_columns(

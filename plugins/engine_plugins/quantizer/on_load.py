@@ -65,7 +65,7 @@ class OnLoad(ABC):
         form = self.format(spec)
         if form is None:
             return PlainWeight(joined_weight(parts), joined_bias(parts))
-        weight = rounded(joined_weight(parts).to(device), joined_bias(parts), form)
+        weight = rounded(joined_weight(parts), joined_bias(parts), form, device)
         return replace(weight, input_quant=form.input_quant)
 
     def _input_quant_of(self, spec: LinearSpec) -> Literal["int8", "fp8"] | None:

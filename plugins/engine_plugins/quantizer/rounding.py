@@ -18,42 +18,44 @@ PIECE, DEVICE_PIECE = 1 << 20, 1 << 23
 these are to fit a last-level cache: with four times as many, rounding to int4 took three times as long."""
 
 
-def rounded(weight: Tensor, bias: Tensor | None, form: WeightFormat) -> QuantizedWeight:
-    """``[out, in]``, any floating dtype -> ``form``. 8 bits have one scale per output channel."""
+def rounded(weight: Tensor, bias: Tensor | None, form: WeightFormat, device: str | None = None) -> QuantizedWeight:
+    """``[out, in]``, any floating dtype -> ``form``. 8 bits have one scale per output channel. ``device``: where it is
+    rounded, and then is; ``None``: where the weight is."""
     if form.bits == 4:
-        return to_int4(weight, bias, min(form.group_size, weight.shape[1]))
-    return to_fp8(weight, bias) if form.floating else to_int8(weight, bias)
+        return to_int4(weight, bias, min(form.group_size, weight.shape[1]), device)
+    return to_fp8(weight, bias, device) if form.floating else to_int8(weight, bias, device)
 
 
-def to_int8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+def to_int8(weight: Tensor, bias: Tensor | None, device: str | None = None) -> QuantizedWeight:
     """``[out, in]``, any floating dtype -> 255 levels, one scale per output channel."""
-    codes, scale = _in_pieces(weight, torch.int8, _int8_rows)
+    codes, scale = _in_pieces(weight, torch.int8, _int8_rows, device)
     return QuantizedWeight(codes, scale, weight.shape[1], bits=8, bias=_float(bias))
 
 
-def to_fp8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+def to_fp8(weight: Tensor, bias: Tensor | None, device: str | None = None) -> QuantizedWeight:
     """``[out, in]``, any floating dtype -> e4m3, one scale per output channel."""
-    codes, scale = _in_pieces(weight, torch.float8_e4m3fn, _fp8_rows)
+    codes, scale = _in_pieces(weight, torch.float8_e4m3fn, _fp8_rows, device)
     return QuantizedWeight(codes, scale, weight.shape[1], bits=8, bias=_float(bias))
 
 
-def to_int4(weight: Tensor, bias: Tensor | None, group_size: int) -> QuantizedWeight:
+def to_int4(weight: Tensor, bias: Tensor | None, group_size: int, device: str | None = None) -> QuantizedWeight:
     """``[out, in]``, any floating dtype -> 16 levels, a scale for every ``group_size`` inputs.
 
     The range of a group ends where the squared error of rounding is least, of :data:`CLIPS` tried.
     """
-    codes, scale = _in_pieces(weight, torch.int8, partial(_int4_rows, group_size=group_size))
+    codes, scale = _in_pieces(weight, torch.int8, partial(_int4_rows, group_size=group_size), device)
     return QuantizedWeight(codes, scale, group_size, bits=4, bias=_float(bias))
 
 
 def _in_pieces(
-    weight: Tensor, dtype: torch.dtype, rounded: Callable[[Tensor], tuple[Tensor, Tensor]]
+    weight: Tensor, dtype: torch.dtype, rounded: Callable[[Tensor], tuple[Tensor, Tensor]], device: str | None
 ) -> tuple[Tensor, Tensor]:
-    """Codes ``[out, in]`` in ``dtype`` and scales ``[out, groups]``; ``rounded`` makes both of some rows in float32."""
-    codes, scales = torch.empty(weight.shape, dtype=dtype, device=weight.device), []
-    rows = max(1, (PIECE if weight.device.type == "cpu" else DEVICE_PIECE) // weight.shape[1])
+    """Codes ``[out, in]`` in ``dtype`` and scales ``[out, groups]``; ``rounded`` makes both of some rows in float32.
+    The device never holds all of the weight."""
+    codes, scales = torch.empty(weight.shape, dtype=dtype, device=device or weight.device), []
+    rows = max(1, (PIECE if codes.device.type == "cpu" else DEVICE_PIECE) // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
-        codes[start : start + rows], scale = rounded(weight[start : start + rows].float())
+        codes[start : start + rows], scale = rounded(weight[start : start + rows].to(codes.device).float())
         scales.append(scale)
     return codes, torch.cat(scales)
 

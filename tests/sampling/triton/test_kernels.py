@@ -274,6 +274,6 @@ def test_parameters_are_gathered_in_one_launch(monkeypatch: pytest.MonkeyPatch) 
     with count_launches() as launches:
         got = state.at(rows, positions, Feature.SAMPLED)
     assert launches.names == ["gather_columns"]
-    monkeypatch.setattr("engine.sampling.state.runs_triton", lambda device: False)
+    monkeypatch.setattr(state, "_on_triton", False)
     want = state.at(rows, positions, Feature.SAMPLED)
     assert all(torch.equal(getattr(got, f.name), getattr(want, f.name)) for f in fields(want) if f.name != "features")

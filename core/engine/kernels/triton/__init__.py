@@ -50,6 +50,6 @@ rows              weights             columns   inputs     warps  why
 17 to 64          packed              64        64         4      weights are read once
 ================  ==================  ========  =========  =====  ================================================
 
-Tiles of 64 columns leave half of a device without a program for small layers, and are faster there, too: with dependent
-launch the programs of the next kernel take the rest, and load their first weights meanwhile.
+Tiles of 64 columns leave half of a device without a program for small layers, and are faster there, too. With dependent
+launch the programs of the next kernel may take the rest, and load their first weights meanwhile.
 """
