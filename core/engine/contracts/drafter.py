@@ -219,6 +219,12 @@ class DraftWeights(Protocol):
         """``[T, size] -> [T, size]``"""
         ...
 
+    def norms(self, ops: tuple[Norm, Norm], embed: Callable[[Tensor], Tensor]) -> Any:
+        """``(token_ids [T], x [T, size]) ->`` ``[T, 2 * size]``, the first norm of ``embed(token_ids)`` beside the
+        second of ``x``, and that one by itself, ``[T, size]``. ``embed``: :meth:`embedding` or
+        :meth:`DraftEngine.embed`; on a GPU one kernel computes all of it."""
+        ...
+
     def linear(self, spec: LinearSpec) -> Any:
         """``[T, in_features] -> [T, out_features]``, by the plan's quantizer."""
         ...

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from engine.drafting.metadata import CapturedMetadata
 from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.context import Rotate
 from engine.kernels.cpu.captured import Captured
-from engine.kernels.cpu.row_ops import cat, lookup
+from engine.kernels.cpu.row_ops import Table, cat
 from engine.kernels.loading import Loader
 from engine.kernels.metadata import Chained, ForwardMetadata
 from engine.kernels.model import LoweredModel, entrance
@@ -64,7 +63,7 @@ class DraftEngine:
     def __init__(self, target: LoweredModel, kv: KVCache, tables: DeviceTables, loading: DraftLoading) -> None:
         self.device = tables.device
         self.dtype: torch.dtype = getattr(torch, loading.dtype)
-        self.embed = target.embed
+        self.embed: Callable[[Tensor], Tensor] = target.embedding_table or target.embed
         self.enter = entrance(target.graph, target.embedding)
         self.head = target.head
         self.lm_head = target.lm_head
@@ -205,7 +204,7 @@ class Weights:
         table = self.tensor(weight, (vocab_size, size))
         table = table.to(device=self._device, dtype=getattr(torch, self._loading.dtype))
         self._table = (weight, table)
-        return partial(lookup, table)
+        return Table(table)
 
     def enter(self, graph: Graph) -> Callable[[Tensor], tuple[Tensor, ...]]:
         self._require_all(graph.embed.nodes)
@@ -217,6 +216,12 @@ class Weights:
 
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)
+
+    def norms(
+        self, ops: tuple[Norm, Norm], embed: Callable[[Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        self._require_all(tuple(Node(op, (), ()) for op in ops))
+        return self._loader().joined_norms(ops, embed)
 
     def linear(self, spec: LinearSpec) -> Callable[[Tensor], Tensor]:
         call = self._single(Linear(spec))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.contracts.graph import Block, Graph, Node
-from engine.contracts.ops import Rope
+from engine.contracts.ops import Norm, Rope
 from engine.kernels.settings import Kernel, Kernels, Lowering
 from engine.kernels.torch.ops import single_kernels
 from engine.kernels.torch.patterns import torch_sequences
@@ -40,6 +40,11 @@ def rotations(graph: Graph) -> tuple[Rope, ...]:
         if isinstance(node.op, Rope) and node.op not in found:
             found.append(node.op)
     return tuple(found)
+
+
+def joins_norms(norms: Iterable[Norm], lowering: Lowering) -> bool:
+    """Whether one kernel norms an embedding and hidden states, and joins them."""
+    return lowering.kernels == "triton" and all(op.kind == "rms" for op in norms)
 
 
 def _offered(lowering: Lowering) -> list[tuple[Kernel, Matcher]]:

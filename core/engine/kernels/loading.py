@@ -30,9 +30,10 @@ from engine.contracts.ops import (
     Router,
 )
 from engine.contracts.quantizer import Quantizer, StoredTensor, UnpackingQuantizer
-from engine.kernels.backends import fused_block, fused_graph, rotations
+from engine.kernels.backends import fused_block, fused_graph, joins_norms, rotations
 from engine.kernels.context import Call, Greedy
 from engine.kernels.cpu.memory import keep_freed_memory
+from engine.kernels.cpu.row_ops import cat
 from engine.kernels.labels import Labels
 from engine.kernels.linear import PackedLinear
 from engine.kernels.model import LoweredBlock, LoweredModel, Step
@@ -189,6 +190,22 @@ class Loader:
         parts = len(op.spec.parts) if isinstance(op, Linear) else 1
         (found,) = fused_block(Block((Node(op, (0,), tuple(range(1, 1 + parts))),)), self.lowering)
         return found.kernel.lower(self.lowering, found, self).call
+
+    def joined_norms(
+        self, ops: tuple[Norm, Norm], embed: Callable[[Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """See :meth:`engine.contracts.drafter.DraftWeights.norms`."""
+        if joins_norms(ops, self.lowering):
+            from engine.kernels.triton.patterns import lower_joined_norms  # Triton is imported only where it runs
+
+            return lower_joined_norms(self.lowering, ops, embed, self)
+        of_embedding, of_hidden = (self.single(op) for op in ops)
+
+        def joined(tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            normed = of_hidden(None, x)
+            return cat((of_embedding(None, embed(tokens)), normed)), normed
+
+        return joined
 
     def _block(
         self, block: Block, found: Sequence[Fused[Kernel]], in_layer: bool = False

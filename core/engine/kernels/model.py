@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Graph
 from engine.kernels.context import Cache, Call, ForwardBatch, Greedy, Rotate, StepContext, prepared_of
 from engine.kernels.cpu.program import NotNative, Value, scratch
-from engine.kernels.cpu.row_ops import cloned, in_place_of
+from engine.kernels.cpu.row_ops import StepTable, Table, cloned, in_place_of
 from engine.kernels.torch.reference import most_likely
 
 
@@ -214,6 +214,12 @@ class LoweredModel:
         self.embedding.run(values, None)
         first = self.embedding.residual
         return values[self._residual(0) if first is None else first]
+
+    @property
+    def embedding_table(self) -> Table | None:
+        """What :meth:`embed` looks tokens up in; ``None`` where it does more than that."""
+        calls = [step.call for step in self.embedding.steps]
+        return calls[0].table if len(calls) == 1 and isinstance(calls[0], StepTable) else None
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import triton
 from tools.machine_code.figures import Row
 from tools.machine_code.products import FORMATS, MODELS, OPS, PACKED, SMS, cache_of, compile_op, compile_skinny, tile_of
 
-from engine.kernels.triton import experts, heads, routing, rowwise
+from engine.kernels.triton import experts, heads, joined_norms, routing, rowwise
 from engine.kernels.triton.quantized import kernels
 from engine.kernels.triton.tiles import GROUPED_ROWS, skinny_tile
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
@@ -166,6 +166,11 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
     gate = {"x_ptr": "*bf16", "out_ptr": "*bf16", "stride_x": "i32"}
     constants = {"SIZE": 14336, "ACT": "silu", "BLOCK": 1024, **pdl}
     assert_fits(measure_kernel(rowwise.gate_rows, gate, constants, capability, num_warps=4))
+    joins = ("token", "table", "x", "table_norm", "x_norm", "joined", "normed")
+    join = {f"{name}_ptr": "*i64" if name == "token" else "*bf16" for name in joins}
+    join |= {"stride_x": "i32", "table_rows": "i32", "table_eps": "fp32", "x_eps": "fp32"}
+    constants = {"SIZE": 4096, "BLOCK": 2048, **pdl}
+    assert_fits(measure_kernel(joined_norms.join_normed_rows, join, constants, capability, num_warps=4))
     round_rows = {"x_ptr": "*bf16", "norm_ptr": "*bf16", "step_ptr": "*fp32", "stride_x": "i32", "eps": "fp32"}
     for code, float8 in (("*i8", False), ("*u8", True)):
         constants = {"SIZE": 4096, "FLOAT8": float8, "BLOCK": 2048, **pdl}

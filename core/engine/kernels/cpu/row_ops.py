@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,27 @@ def lookup(table: Tensor, index: Tensor, name: str = "found") -> Tensor:
     rows = empty(index, name, (index.shape[0], *table.shape[1:]), table.dtype)
     run(gathered, table, index, rows)
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding that is the rows of a table as they are: tokens int64 ``[T]`` -> ``[T, size]``."""
+
+    rows: Tensor
+    """``[entries, size]``"""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return lookup(self.rows, tokens, name="embedded")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """The same as the call of a step."""
+
+    table: Table
+
+    def __call__(self, context: object, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
 
 
 def lookup_own(table: Tensor, start: int, index: Tensor, name: str = "found") -> Tensor:

@@ -48,7 +48,7 @@ from engine.contracts.ops import (
 from engine.kernels.checks.function import tried
 from engine.kernels.context import StepContext
 from engine.kernels.cpu.program import NotNative, Value
-from engine.kernels.cpu.row_ops import lookup, lookup_own, widen
+from engine.kernels.cpu.row_ops import StepTable, Table, lookup_own, widen
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.collectives import (
     lower_all_gather,
@@ -105,7 +105,7 @@ def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights
 def lower_embed(op: Embed, weights: Weights, not_native: str | None) -> Lowered:
     table, rows = weights.embedding(op), op.rows
     if rows is None:
-        return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup", not_native)
+        return Lowered(StepTable(Table(table)), "table lookup", not_native)
     own, start = "lookup of own rows", rows.start
     return Lowered(lambda context, tokens: lookup_own(table, start, tokens, name="embedded"), own, not_native)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.contracts.ops import Experts, LinearSpec, Norm
 from engine.kernels.context import StepContext
+from engine.kernels.cpu.row_ops import Table
 from engine.kernels.linear import PackedLinear
 from engine.kernels.patterns import (
     ChooseExperts,
@@ -33,6 +34,7 @@ from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.collectives import own_ids
 from engine.kernels.torch.ops import norm_label, torch_norm
 from engine.kernels.torch.patterns import lower_linear_add
+from engine.kernels.triton.joined_norms import joined_norms
 from engine.kernels.triton.launch import (
     HeadShape,
     HeadWriter,
@@ -287,3 +289,18 @@ def _norm_weight(lowering: Lowering, op: Norm, weights: Weights) -> NormWeight:
     narrow = weight.to(lowering.dtype)
     # Every program reads all of it: half the bytes where they lose nothing, as with weights stored in 16 bits.
     return NormWeight(narrow if torch.equal(narrow.float(), weight) else weight, op.eps)
+
+
+def lower_joined_norms(
+    lowering: Lowering, ops: tuple[Norm, Norm], embed: Callable[[Tensor], Tensor], weights: Weights
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """See :meth:`engine.contracts.drafter.DraftWeights.norms`."""
+    of_table, of_x = (_norm_weight(lowering, op, weights) for op in ops)
+    table, launch = embed.rows if isinstance(embed, Table) else None, Launch.on(lowering.device)
+
+    def joined(tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        if table is None:
+            return joined_norms(None, embed(tokens), x, (of_table, of_x), launch)
+        return joined_norms(tokens, table, x, (of_table, of_x), launch)
+
+    return joined

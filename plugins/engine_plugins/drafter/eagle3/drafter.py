@@ -75,17 +75,21 @@ class Eagle3Head:
 
     def __init__(self, facts: Eagle3Facts, target_vocab: int, weights: DraftWeights, engine: DraftEngine) -> None:
         size, target_size, eps = facts.hidden_size, facts.hidden_size, facts.eps
-        self._engine, self._embed = engine, engine.embed
+        self._engine, embed = engine, engine.embed
         if "embed_tokens.weight" in weights.names:
-            self._embed = weights.embedding("embed_tokens", self._vocabulary(weights), size)
+            embed = weights.embedding("embed_tokens", self._vocabulary(weights), size)
         self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_AUX * target_size))
         self._norms_before: list[Any] = []
         if facts.fc_norm:
             self._norms_before = [weights.norm(Norm("rms", f"fc_norm.{i}", target_size, eps)) for i in range(NUM_AUX)]
         before = Norm("rms", "input_norm", NUM_AUX * size, eps)
         self._norm_before = weights.norm(before) if facts.norm_before_fc else None
-        self._embedding_norm = weights.norm(Norm("rms", f"{facts.prefix}.input_layernorm", size, eps))
-        self._hidden_norm = weights.norm(Norm("rms", f"{facts.prefix}.hidden_norm", size, eps))
+        of_embedding, of_g = (
+            Norm("rms", f"{facts.prefix}.{of}", size, eps) for of in ("input_layernorm", "hidden_norm")
+        )
+        self._read = weights.norms((of_embedding, of_g), embed)
+        """``(next_tokens, g) ->`` what queries, keys and values are made of, ``[num_tokens, 2 * hidden_size]``, and the
+        normed ``g``."""
         self._residual_is_normed = facts.norm_before_residual
         graph = facts.graph()
         self._layers: DraftLayers = weights.layers(graph)
@@ -112,7 +116,8 @@ class Eagle3Head:
 
     def sync_keys(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> None:
         """The same where nobody drafts after: the keys and values of the first layer alone."""
-        self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(aux))), metadata)
+        read, _ = self._read(next_tokens, self.fuse(aux))
+        self._layers.write(read, metadata)
 
     def next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, Tensor]:
         """One step of a chain."""
@@ -122,13 +127,8 @@ class Eagle3Head:
 
     def run(self, next_tokens: Tensor, g: Tensor, metadata: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
-        normed = self._hidden_norm(g)
-        residual = normed if self._residual_is_normed else g
-        return self._layers.run(residual, self._read(next_tokens, normed), metadata=metadata)
-
-    def _read(self, next_tokens: Tensor, normed: Tensor) -> Tensor:
-        """What queries, keys and values are made of."""
-        return self._engine.cat((self._embedding_norm(self._embed(next_tokens)), normed))
+        read, normed = self._read(next_tokens, g)
+        return self._layers.run(normed if self._residual_is_normed else g, read, metadata=metadata)
 
     def next_hidden(self, hidden: Tensor) -> Tensor:
         """The ``g`` of the next position."""
