@@ -16,6 +16,8 @@ norm, linear of the head       ``linear_logits``, ``best_of_blocks``       norm,
 norm, router, route            ``choose_experts``                          norm, product, ``route_rows``
 experts, add                   ``expert_gate``, ``expert_mix``; many       ``sort_pairs``, gather, ``expert_gate``,
                                pairs as beside                             ``expert_down``, ``mix_rows``
+a drafting head's lookup and   ``join_normed_rows``                        ``join_normed_rows``
+norms, joined
 =============================  ==========================================  =========================================
 
 A layer with a mixture of experts is three launches more than its attention: seven where query and key heads are normed,
