@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,31 @@ from torch import Tensor
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.drafting.graphs import DraftGraphs
 from engine.kernels.settings import Kernels
 from engine.startup.rank import drafts_of
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 
 from ..launches import Launches, count_launches
 from ..laws.drafted import DRAFTERS, Models, answers
+from ..laws.harness import run_again
 from ..step.capturing import capturing_engine
 
-MOST = {0.0: 8, 0.8: 12}
-"""Of a step of a chain, by temperature."""
+MOST = {0.0: (8, 57), 0.8: (12, 85)}
+"""By temperature, of a step of a chain and of a chain of seven drafts: the first token, where all steps go, their
+rotations, and six steps."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
-def test_a_step_of_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> None:
-    models = Models(tmp_path)
-    counts = []
-    for width in (2, 3):
+def test_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> None:
+    models, counts = Models(tmp_path), dict[int, int]()
+    for width in (2, 7):
         # The first one also fills memory that is kept.
         *_, (launches, _) = proposed(chains(models, width, "triton"), width, temperature)
-        counts.append(len(launches.names))
-    assert counts[1] - counts[0] <= MOST[temperature]
+        counts[width] = len(launches.names)
+        assert launches.names.count("chain_inputs") == 1
+    of_a_step, of_seven = MOST[temperature]
+    assert counts[7] - counts[2] <= 5 * of_a_step and counts[7] <= of_seven
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
@@ -43,11 +48,40 @@ def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(tmp_path: Path, temp
     assert found[0] == found[1] and len(found[0]) >= 2
 
 
-def chains(models: Models, width: int, kernels: Kernels) -> Any:
-    """An engine with chains of an EAGLE3 head that are not captured."""
+@pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_captured_chain_has_the_launches_of_an_eager_one(tmp_path: Path, sampled: bool) -> None:
+    engine, found = chains(Models(tmp_path), 2, "triton", captured=True), list[list[str]]()
+    after = drafts_of(engine.runner)
+    assert after is not None and engine.runner.graphs is not None
+    drafter: Any = after.drafter
+    propose = drafter.propose
+
+    def counted(rows: DraftRows) -> DraftTokens:
+        with count_launches() as launches:
+            made: DraftTokens = propose(rows)
+        if rows.capture is not None and rows.most_draft_tokens == 2 and rows.sampled is sampled:
+            found.append(launches.names)
+        return made
+
+    drafter.propose = counted
+    DraftGraphs(drafter, engine.runner.graphs, twice).capture()
+    drafter.propose = propose
+    *_, (eager, _) = proposed(engine, 2, 0.8 * sampled)
+    assert found[-1] == eager.names
+
+
+def twice(step: Callable[[], None]) -> Callable[[], None]:
+    """As a capture does: the first run makes the memory that later ones keep."""
+    step()
+    return run_again(step)
+
+
+def chains(models: Models, width: int, kernels: Kernels, captured: bool = False) -> Any:
+    """An engine with chains of an EAGLE3 head. ``captured``: steps of a row are, and what follows them."""
     which = (f"model.path={models.path('Llama')}", *DRAFTERS["eagle3"](models, "Llama"))
     widths = ("drafter.adaptive=false", f"drafter.max_width={width}")
-    return capturing_engine(*which, *widths, kernels=kernels, attention=attention, row_shapes=())
+    shapes: dict[str, Any] = {"row_shapes": (1,) if captured else (), "query_shapes": (1, width + 1)}
+    return capturing_engine(*which, *widths, kernels=kernels, attention=attention, capture=run_again, **shapes)
 
 
 def attention(context: Any) -> TritonAttention:
@@ -69,6 +103,6 @@ def proposed(engine: Any, width: int, temperature: float) -> list[tuple[Launches
         return made
 
     drafter.propose = counted
-    sampling = SamplingParams(max_tokens=6, temperature=temperature, seed=1, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=width + 3, temperature=temperature, seed=1, ignore_eos=True)
     answers(engine.core, [EngineRequest("one", (5, 6, 7), sampling)], 1)
     return found

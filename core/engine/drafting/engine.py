@@ -22,13 +22,13 @@ from engine.contracts.ops import Attention, Linear, LinearSpec, Norm, Rope
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
-from engine.drafting.metadata import CapturedMetadata
+from engine.drafting.metadata import CapturedMetadata, chain_lengths, place_chain
 from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.context import Rotate
 from engine.kernels.cpu.captured import Captured
 from engine.kernels.cpu.row_ops import Table, cat
 from engine.kernels.loading import Loader
-from engine.kernels.metadata import Chained, ForwardMetadata
+from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import LoweredModel, entrance
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.patterns import lower_rotations
@@ -36,6 +36,7 @@ from engine.kv.cache import KVCache
 from engine.models.manifest import Manifest, ManifestTensor, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
+from engine.step.graphs import apart
 from engine.step.tables import DeviceTables
 
 _ANY = 0
@@ -74,6 +75,8 @@ class DraftEngine:
         self._loading = loading
         self._programs = None if target.small_steps is None else target.small_steps.programs
         self.cat = cat
+        self._counting = torch.arange(tables.nobody + 2, dtype=torch.int32, device=tables.device)
+        """Where the queries of rows with one each begin."""
 
     def target_layers(self, count: int) -> Layers:
         layers, target = self._target.layers, self._target
@@ -146,21 +149,21 @@ class DraftEngine:
         capture: CapturedMetadata | None = rows.capture
         if capture is not None:
             return capture.chain_metadata(rows, steps)
-        row_ids, lengths = rows.row_ids, rows.lengths
-        positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
-        mappings = self._tables.slot_mappings(row_ids.expand_as(positions), positions)
-        kv_lens = (positions + 1).to(torch.int32)
-        tables = self._tables.blocks_of(row_ids, max(lengths, default=0) + steps)
-        q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
-        ones, chain, size = (1,) * len(lengths), Chained(positions), self._tables.block_size
+        if not steps:
+            return []
+        tables, ends = self._tables, rows.lengths
+        blocks = min(-(-(max(ends, default=0) + steps) // tables.block_size), tables.block_tables.shape[2])
+        lengths = chain_lengths(steps, len(ends), self.device)
+        row_tables = apart(len(tables.block_tables), (len(ends), blocks), torch.int32, self.device, torch.empty)
+        placed = place_chain(tables, rows, lengths, row_tables)
+        ones, q_starts = (1,) * len(ends), self._counting[: len(ends) + 1]
 
-        def at(j: int) -> ForwardMetadata:
+        def attention(j: int) -> tuple[AttentionBatch, ...]:
             """Of the ``j``-th step."""
-            slots, ends = tuple([mapping[j] for mapping in mappings]), tuple([length + j + 1 for length in lengths])
-            batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens[j], size) for blocks in tables])
-            return ForwardMetadata(positions[j], slots, batches, chain=chain, index=j)
+            bounds, size = tuple([end + j + 1 for end in ends]), tables.block_size
+            return tuple([AttentionBatch(ones, bounds, own, q_starts, lengths[j], size) for own in row_tables])
 
-        return [at(j) for j in range(steps)]
+        return [placed.at(j, attention(j), None) for j in range(steps)]
 
     def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
         capture: CapturedMetadata | None = rows.capture

@@ -13,7 +13,53 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
 from engine.kernels.context import prepared_of
 from engine.kernels.metadata import Chained, ForwardMetadata
+from engine.kernels.triton.device import runs_triton
 from engine.step.tables import DeviceTables
+
+_ALIGNED = 4
+"""Lengths of a step begin at multiples of so many int32: kernels are compiled anew for pointers aligned less well."""
+
+
+def chain_lengths(steps: int, count: int, device: str) -> Tensor:
+    """Memory for the lengths of ``count`` rows: int32 ``[steps, count]``, whose rows lie apart."""
+    return torch.empty(steps, -(-count // _ALIGNED) * _ALIGNED, dtype=torch.int32, device=device)[:, :count]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedChain:
+    """Where all steps of chains go, one token a row and step."""
+
+    positions: Tensor
+    """int64 ``[steps, rows]``"""
+    slot_mappings: tuple[Tensor, ...]
+    """By KV group, int64 ``[steps, rows]``"""
+    chain: Chained
+
+    def at(self, step: int, attention: tuple[AttentionBatch, ...], prepared: tuple[Any, ...] | None) -> ForwardMetadata:
+        """Of one step."""
+        slots = tuple([mapping[step] for mapping in self.slot_mappings])
+        return ForwardMetadata(self.positions[step], slots, attention, prepared, self.chain, step)
+
+
+def place_chain(
+    tables: DeviceTables, rows: DraftRows, lengths: Tensor, row_tables: Sequence[Tensor] = ()
+) -> PlacedChain:
+    """Chains from each row's newest token on. Overwrites ``lengths`` (int32 ``[steps, rows]``), the keys that each step
+    sees, and ``row_tables`` (of each KV group, int32 ``[rows, blocks]``, as :func:`engine.step.graphs.apart` makes
+    them; empty: none), the beginning of each row's block table. On a GPU in one launch."""
+    row_ids, starts = rows.row_ids.contiguous(), rows.positions.contiguous()
+    if runs_triton(tables.device) and not any(tables.block_shares):
+        from engine.kernels.triton.chain_inputs import fill_chain  # Triton is imported only where it runs
+
+        positions, of_groups = fill_chain(row_ids, starts, tables.block_tables, tables.block_size, lengths, row_tables)
+        slots = tuple(of_groups)
+    else:
+        positions = starts + torch.arange(len(lengths), device=starts.device)[:, None]
+        slots = tables.slot_mappings(row_ids.expand_as(positions), positions)
+        lengths.copy_(positions + 1)
+        for own, blocks in zip(row_tables, tables.block_tables, strict=False):
+            own.copy_(blocks[row_ids, : own.shape[1]])
+    return PlacedChain(positions, slots, Chained(positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +73,6 @@ class _Kept:
     def lengths(self) -> Tensor:
         """int32 ``[rows]``, of all groups."""
         return self.batches[0].kv_lens_device
-
-
-_ALIGNED = 4
-"""Lengths of a step begin at multiples of so many int32: kernels are compiled anew for pointers aligned less well."""
 
 
 class CapturedMetadata:
@@ -51,7 +93,7 @@ class CapturedMetadata:
         self._step = step
         self._attention = attention
         self._lend = lend
-        self._chains: dict[tuple[int, int], list[_Kept]] = {}
+        self._chains: dict[tuple[int, int], tuple[Tensor, list[_Kept]]] = {}
         self._blocks: dict[tuple[int, int], _Kept] = {}
         """Both by the number of the call within its pass, and by steps or tokens a row."""
         self._calls = 0
@@ -68,14 +110,9 @@ class CapturedMetadata:
         call = self._call(), steps
         if call not in self._chains:
             self._chains[call] = self._prepare_chain(count, steps)
-        positions = rows.positions + torch.arange(steps, device=rows.positions.device)[:, None]
-        mappings = self._tables.slot_mappings(rows.row_ids.expand_as(positions), positions)
-        chain, found = Chained(positions), []
-        for j, kept in enumerate(self._chains[call]):
-            kept.lengths.copy_(positions[j] + 1)
-            slots = tuple([mapping[j] for mapping in mappings])
-            found.append(ForwardMetadata(positions[j], slots, kept.batches, kept.prepared, chain, j))
-        return found
+        lengths, prepared = self._chains[call]
+        steps_of = place_chain(self._tables, rows, lengths)
+        return [steps_of.at(j, kept.batches, kept.prepared) for j, kept in enumerate(prepared)]
 
     def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
         """See :meth:`engine.contracts.drafter.DraftEngine.block_metadata`."""
@@ -83,7 +120,7 @@ class CapturedMetadata:
         if call not in self._blocks:
             total = count * num_tokens
             lent = [self._lend(call[0], group, total) for group in range(len(self._step))]
-            self._blocks[call] = self._prepare(lent, self._lengths(1, total)[0])
+            self._blocks[call] = self._prepare(lent, chain_lengths(1, total, self._tables.device)[0].fill_(1))
         kept = self._blocks[call]
         positions = (rows.positions[:, None] + torch.arange(num_tokens, device=rows.positions.device)).flatten()
         row_ids = rows.row_ids[:, None].expand(count, num_tokens).flatten()
@@ -107,14 +144,11 @@ class CapturedMetadata:
             )
         return count
 
-    def _prepare_chain(self, count: int, steps: int) -> list[_Kept]:
+    def _prepare_chain(self, count: int, steps: int) -> tuple[Tensor, list[_Kept]]:
+        """Memory of the lengths, and what reads it."""
         tables = [batch.block_tables for batch in self._step]
-        return [self._prepare(tables, lengths) for lengths in self._lengths(steps, count)]
-
-    def _lengths(self, steps: int, count: int) -> list[Tensor]:
-        """Memory for ``steps`` times ``count`` lengths."""
-        padded = -(-count // _ALIGNED) * _ALIGNED
-        return [row[:count] for row in torch.ones(steps, padded, dtype=torch.int32, device=self._tables.device)]
+        lengths = chain_lengths(steps, count, self._tables.device).fill_(1)
+        return lengths, [self._prepare(tables, row) for row in lengths]
 
     def _prepare(self, block_tables: Sequence[Tensor], lengths: Tensor) -> _Kept:
         """One token a row; ``block_tables``: by KV group; ``lengths``: int32 ``[rows]``, to be overwritten."""

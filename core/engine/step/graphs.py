@@ -291,13 +291,13 @@ def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
     device, (groups, _, width) = tables.device, tables.block_tables.shape
     flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(3)]
     token_ids, positions, row_ids = flat
-    mappings = _apart(groups, (bucket.tokens,), torch.int64, device)
+    mappings = apart(groups, (bucket.tokens,), torch.int64, device)
     q_lens = (bucket.queries,) * bucket.rows
     q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
     kv_lens = torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device)
     attention = []
     for share, blocks in zip(
-        tables.block_shares, _apart(groups, (bucket.rows, width), torch.int32, device), strict=True
+        tables.block_shares, apart(groups, (bucket.rows, width), torch.int32, device), strict=True
     ):
         whole = AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
         attention.append(whole if share is None else _of_share(whole, share))
@@ -310,10 +310,12 @@ def _of_share(whole: AttentionBatch, share: BlockShare) -> AttentionBatch:
     return replace(whole, kv_lens_device=kv_lens, block_size=share.size, key_ends=kv_lens.new_zeros(sum(whole.q_lens)))
 
 
-def _apart(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """So many contiguous tensors of zeros, equally far from each other in memory."""
+def apart(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: str, make: Callable[..., Tensor] = torch.zeros
+) -> tuple[Tensor, ...]:
+    """So many contiguous tensors, equally far from each other in memory; what they hold is up to ``make``."""
     size, step = math.prod(shape), _ALIGNED // dtype.itemsize
-    together = torch.zeros(count, -(-size // step) * step, dtype=dtype, device=device)
+    together = make(count, -(-size // step) * step, dtype=dtype, device=device)
     return tuple(row[:size].view(shape) for row in together)
 
 

@@ -11,7 +11,7 @@ import triton
 from tools.machine_code.figures import Row
 from tools.machine_code.products import FORMATS, MODELS, OPS, PACKED, SMS, cache_of, compile_op, compile_skinny, tile_of
 
-from engine.kernels.triton import experts, heads, joined_norms, routing, rowwise
+from engine.kernels.triton import chain_inputs, experts, heads, joined_norms, routing, rowwise
 from engine.kernels.triton.quantized import kernels
 from engine.kernels.triton.tiles import GROUPED_ROWS, skinny_tile
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
@@ -183,6 +183,23 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
     blocks = {"token_ptr": "*i64", **parts}
     constants = {"COUNT": 8016, "BLOCK": 1024, **pdl}
     assert_fits(measure_kernel(rowwise.best_of_blocks, blocks, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
+def test_the_kernel_that_places_chains_compiles_without_spills(capability: int) -> None:
+    long, short = ("row", "start", "positions", "mapping"), ("tables", "lengths", "row_tables")
+    pointers = {f"{name}_ptr": kind for kind, names in (("*i64", long), ("*i32", short)) for name in names}
+    counts = ("num_rows", "num_steps", "num_blocks")
+    strides = ("tables_stride", "tables_group", "lengths_stride", "row_tables_group")
+    arguments = pointers | dict.fromkeys((*counts, *strides), "i32")
+    constants = {
+        "BLOCK_SIZE": 16, "PDL": capability >= 90,
+        "STEPS": chain_inputs.BLOCK_STEPS, "BLOCK": chain_inputs.BLOCK_IDS,
+    }  # fmt: skip
+    assert_fits(measure_kernel(chain_inputs.chain_inputs, arguments, constants, capability, num_warps=4))
+    del arguments["row_tables_ptr"]
+    without = constants | {"row_tables_ptr": None}
+    assert_fits(measure_kernel(chain_inputs.chain_inputs, arguments, without, capability, num_warps=4))
 
 
 @pytest.mark.parametrize("capability", HOPPER_FIRST)

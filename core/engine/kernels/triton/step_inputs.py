@@ -76,15 +76,15 @@ def fill_step(
     step_inputs[(rows, triton.cdiv(num_blocks, BLOCK_IDS), groups)](
         inputs, tokens, block_tables, computed,
         token_ids, positions, row_ids, slot_mappings[0], lengths, first.block_tables,
-        tokens.stride(0), block_tables.stride(1), block_tables.stride(0), _distance(slot_mappings),
-        _distance([batch.block_tables for batch in attention]), num_blocks,
+        tokens.stride(0), block_tables.stride(1), block_tables.stride(0), distance(slot_mappings),
+        distance([batch.block_tables for batch in attention]), num_blocks,
         QUERIES=queries, BLOCK_SIZE=block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
 
 
-def _distance(tensors: Sequence[Tensor]) -> int:
-    """Elements from each tensor to the next; 0 where there is one."""
+def distance(tensors: Sequence[Tensor]) -> int:
+    """Elements from each tensor to the next; 0 where there is one, or none."""
     pointers = [tensor.data_ptr() for tensor in tensors]
     found = {(after - before) // tensors[0].element_size() for before, after in pairwise(pointers)}
     assert len(found) < 2, "tensors of KV groups lie unevenly"
