@@ -35,7 +35,7 @@ from engine.kernels.torch.patterns import lower_rotations
 from engine.kv.cache import KVCache
 from engine.models.manifest import Manifest, ManifestTensor, unread_names
 from engine.sampling.choose import choose
-from engine.sampling.state import Feature
+from engine.sampling.state import Feature, SamplingBatch
 from engine.step.graphs import apart
 from engine.step.tables import DeviceTables
 
@@ -105,17 +105,30 @@ class DraftEngine:
         num_draft_tokens = logits.shape[0] // len(rows.index)
         row_ids = rows.row_ids.repeat_interleave(num_draft_tokens)
         positions = (rows.positions[:, None] + torch.arange(num_draft_tokens, device=self.device)).flatten()
-        return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, num_draft_tokens)
+        batch = self._tables.sampling.at(row_ids, positions, _features(rows)) if self._samples(rows) else None
+        return self._choose(logits, batch, ids).view(-1, num_draft_tokens)
 
-    def _choose(self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None) -> Tensor:
-        """The token after each position of a row."""
-        features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
+    def _choose(self, logits: Tensor, batch: SamplingBatch | None, ids: Tensor | None) -> Tensor:
+        """The token after each position."""
         if self._target.on_triton:
             from engine.sampling.triton.sampler import sample_on_device  # Triton is imported only where it runs
 
-            batch = self._tables.sampling.at(row_ids, positions, features) if sampled else None
             return sample_on_device(logits.float(), batch, ids, broken=_ANY)
-        return choose(logits.float(), self._tables.sampling.at(row_ids, positions, features), ids).clamp_(min=_ANY)
+        assert batch is not None
+        return choose(logits.float(), batch, ids).clamp_(min=_ANY)
+
+    def _samples(self, rows: DraftRows) -> bool:
+        """Whether choosing reads sampling parameters: on Triton kernels greedy rows have none to read."""
+        return rows.sampled or not self._target.on_triton
+
+    def _sampling_of_chain(self, rows: DraftRows) -> list[SamplingBatch | None]:
+        """Parameters of each draft of all chains, gathered at once: noise differs from position to position."""
+        count, most = len(rows.index), rows.most_draft_tokens
+        if not self._samples(rows):
+            return [None] * most
+        positions = (rows.positions + torch.arange(most, device=self.device)[:, None]).flatten()
+        batch = self._tables.sampling.at(rows.row_ids.repeat(most), positions, _features(rows))
+        return [batch.take(slice(j * count, (j + 1) * count)) for j in range(most)]
 
     def _chain(
         self,
@@ -128,12 +141,10 @@ class DraftEngine:
         if not rows.index:
             return DraftTokens(rows.tokens[:, None])
         state = None if hidden is None else hidden[rows.last]
-        drafts: list[Tensor] = []
+        sampling, drafts = self._sampling_of_chain(rows), list[Tensor]()
 
         def add(logits: Tensor) -> Tensor:
-            # Noise differs from position to position; without any, one launch less.
-            positions = rows.positions + len(drafts) if rows.sampled else rows.positions
-            drafts.append(self._choose(logits, rows.row_ids, positions, rows.sampled, ids))
+            drafts.append(self._choose(logits, sampling[len(drafts)], ids))
             return drafts[-1]
 
         tokens = rows.tokens
@@ -179,6 +190,11 @@ class DraftEngine:
         tables = self._tables.blocks_of(flat, max(ends, default=0))
         batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens, size) for blocks in tables])
         return ForwardMetadata(positions, self._tables.slot_mappings(flat, positions), batches)
+
+
+def _features(rows: DraftRows) -> Feature:
+    """What drafts of these rows are chosen by."""
+    return Feature.SAMPLED | Feature.FILTERED if rows.sampled else Feature.NONE
 
 
 class Weights:

@@ -98,8 +98,8 @@ class SamplingBatch:
     """int64"""
     features: Feature
 
-    def take(self, index: Tensor) -> SamplingBatch:
-        """Some of the positions. ``index``: int64 ``[M]``."""
+    def take(self, index: Tensor | slice) -> SamplingBatch:
+        """Some of the positions. ``index``: int64 ``[M]``, or a slice, of which the tensors are views."""
         columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "features"}
         return SamplingBatch(**columns, features=self.features)
 
