@@ -13,6 +13,7 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, TensorEntry
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Linear, LinearSpec
+from engine.contracts.ops.work import Widths
 from engine.contracts.quantizer import Quantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.packer import format_of
@@ -21,6 +22,7 @@ from engine.kernels.settings import Kernel
 from engine.models.checkpoint_checks import check_readable
 from engine.models.fuse import Fused
 from engine.models.manifest import Manifest, ManifestEntry, ManifestTensor
+from engine.models.work import held_bytes
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
@@ -58,16 +60,11 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint, o
 
 
 def quantized_bytes(graph: Graph, dtype: torch.dtype, bits: int) -> int:
-    """About what all weights take, rather too much, with linear layers in ``bits`` bits, a head in 8 and embeddings and
-    projections of heads in ``dtype``."""
-    head = graph.lm_head.spec
-    in_bits = head.out_features * head.in_features * (8 + SCALE_BITS)
-    for weight in Manifest().weights(graph):
-        if weight.kind in ("heads", "table"):
-            in_bits += weight.numbers * 8 * dtype.itemsize
-        elif weight.spec is not None and weight.spec.kind != "head":
-            in_bits += weight.numbers * (bits + SCALE_BITS)
-    return int(in_bits / 8)
+    """About what all weights take, with linear layers in ``bits`` bits, a head in 8 and embeddings and projections of
+    heads in ``dtype``. A tied head is packed beside its embedding."""
+    low, head = bits + SCALE_BITS, 8 + SCALE_BITS
+    held = held_bytes(graph, Widths(low, low, head, values=8.0 * dtype.itemsize))
+    return held + (int(graph.lm_head.spec.num_weights * head / 8) if graph.lm_head.tied else 0)
 
 
 class _Sizer:
