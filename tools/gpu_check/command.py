@@ -16,7 +16,8 @@ from typing import Any
 
 from gpu_check import registry, report
 from gpu_check.conductor import conduct
-from gpu_check.section import Context
+from gpu_check.floors import DATA_SHEETS
+from gpu_check.section import CARD, Context
 from gpu_check.standalone import REPOSITORY, is_there, missing_packages, source_paths
 from gpu_check.wheels import gather
 
@@ -92,17 +93,20 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     except ValueError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return FAILED
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     sections, left_out = registry.chosen(options.only, options.dry_run)
+    device = device_facts(options.dry_run)
+    (scratch / CARD).write_text(DATA_SHEETS.get(device["name"], ""))
     when = datetime.datetime.now().isoformat(timespec="seconds")
     outcomes = conduct(
         sections, scratch, dry_run=options.dry_run, total_s=options.total, say=lambda line: print(line, flush=True)
     )
-    path = report.write(report.as_json(device_facts(options.dry_run), when, outcomes, left_out), folder)
+    path = report.write(report.as_json(device, when, outcomes, left_out), folder)
     if options.logs:
         for log in (*scratch.glob("*.log"), *scratch.glob("*.txt")):
             shutil.copy(log, options.logs)
     console.print(report.table(outcomes, left_out))
+    print(*report.legend(outcomes), sep="\n")
     is_failed = report.failed(outcomes)
     print(f"{'FAILED' if is_failed else 'passed'}; report: {path}")
     return FAILED if is_failed else PASSED

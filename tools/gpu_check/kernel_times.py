@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_check import floors
 from gpu_check.engine_run import EngineRun
-from gpu_check.section import Context, Row
-from gpu_check.shapes import folder_of
+from gpu_check.section import Context, Row, time_row
+from gpu_check.shapes import folder_of, shape_of
 from gpu_check.speed import context_tokens, overrides
 
 STEPS = 24
@@ -48,7 +49,9 @@ def run(context: Context) -> None:
             for k in kernels
         ]  # fmt: skip
         context.emit(Row(f"{name}: kernels and copies of a decode step, batch {batch}", round(launches), detail=detail))
-        context.emit(Row(f"{name}: their time, one after another, batch {batch}", round(total / 1e3, 3), "ms"))
+        work = floors.decode(shape_of(name, context.dry_run), batch, context_tokens(context.dry_run), weight=2.0)
+        metric = f"{name}: their time, one after another, batch {batch}"
+        context.emit(time_row(metric, round(total / 1e3, 3), context.bars(work)))
     engine.close()
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_check.conductor import Outcome
-from gpu_check.section import Row, Section, show_value
+from gpu_check.section import Row, Section, show_best, show_floor, show_value
 
 
 def failed(outcomes: Iterable[Outcome]) -> bool:
@@ -54,17 +54,17 @@ def write(report: dict[str, Any], folder: Path) -> Path:
 
 def table(outcomes: Sequence[Outcome], left_out: Sequence[Section]) -> Table:
     result = Table("section", "metric", title="gpu_check", title_justify="left")
-    for name in ("measured", "limit", "share of limit", "target", "held"):
+    for name in ("measured", "floor", "best known", "limit", "share of limit", "target", "held"):
         result.add_column(name, justify="right")
     for outcome in outcomes:
         for row in outcome.rows:
             result.add_row(outcome.section.name, *cells(row))
         if outcome.status != "ok":
             # Text, not markup: logs are full of brackets.
-            cells_of = (outcome.section.name, Text(outcome.reason), outcome.status, "", "", "")
+            cells_of = (outcome.section.name, Text(outcome.reason), outcome.status, "", "", "", "", "")
             result.add_row(*cells_of, "" if outcome.section.is_optional else "no", style="bold red")
     for section in left_out:
-        result.add_row(section.name, section.doc, "not measured", "", "", "", "")
+        result.add_row(section.name, section.doc, "not measured", "", "", "", "", "", "")
     return result
 
 
@@ -74,8 +74,20 @@ def cells(row: Row) -> tuple[str | Text, ...]:
     return (
         Text(row.metric + why),
         show_value(row),
+        show_floor(row),
+        show_best(row),
         "" if row.limit is None else f"{row.limit:,.4g} {row.unit}",
         "" if row.share is None else f"{row.share:.0%}",
         row.target,
         held,
     )
+
+
+def legend(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the table's bars are: one line for each figure that somebody is known to have."""
+    lines = [
+        "floor: by the card's data sheet; without one, the limit. limit: by rates measured in this run. "
+        "A check's bar is its target."
+    ]
+    known = [row for outcome in outcomes for row in outcome.rows if row.best_known]
+    return lines + [f"best known, {row.metric}: {show_best(row)}, {(row.best_known or {})['of']}" for row in known]

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpu_check import floors
 from gpu_check.contestants import Compiled, Contestant, Eager, Transformers
 from gpu_check.engine_run import DecodeStep, EngineRun
 from gpu_check.plain_llama import PlainLlama
@@ -43,10 +44,10 @@ class Subject:
     def itemsize(self) -> int:
         return 4 if self.context.dry_run else 2
 
-    def limit_ms(self, batch: int) -> float:
-        """The shortest decode step the measured read bandwidth allows, in the middle of the decoded text."""
+    def bars(self, batch: int) -> floors.Bars:
+        """Of a decode step, in the middle of the decoded text."""
         tokens = context_tokens(self.context.dry_run) + DECODED // 2
-        return self.shape.decode_bytes(batch, tokens, self.itemsize) / self.context.rates["read_gb_s"] / 1e6
+        return self.context.bars(floors.decode(self.shape, batch, tokens, weight=self.itemsize))
 
 
 def context_tokens(dry_run: bool) -> int:
@@ -93,14 +94,15 @@ def decode_alone(subject: Subject) -> None:
         }  # fmt: skip
         detail = spread(steps) | {"tokens_per_s": round(batch * 1e3 / ms, 1), "steps": len(steps)}
         metric = f"{subject.name}: decode, batch {batch}"
-        subject.context.emit(time_row(metric, ms, subject.limit_ms(batch), **targets, detail=detail))
+        subject.context.emit(time_row(metric, ms, subject.bars(batch), **targets, detail=detail))
         gap = statistics.median(step.event.gap_ms for step in steps)
         host = statistics.median(step.event.host_ms for step in steps)
         promised = not dry_run
         subject.context.emit(
             Row(
-                f"{subject.name}: host gap, batch {batch}", gap, "ms", detail={"host_ms": host}, is_check=False,
-                target=f"<= {MOST_GAP_MS} ms" if promised else "", held=gap <= MOST_GAP_MS if promised else None,
+                f"{subject.name}: host gap, batch {batch}", gap, "ms", floor=0.0, is_check=False,
+                detail={"host_ms": host}, target=f"<= {MOST_GAP_MS} ms" if promised else "",
+                held=gap <= MOST_GAP_MS if promised else None,
             )
         )  # fmt: skip
 
@@ -116,13 +118,13 @@ def first_tokens(subject: Subject) -> None:
     for tokens in (32, 64) if dry_run else PROMPTS:
         found = [subject.run.first_token(tokens) for _ in range(1 + ROUNDS)][1:]
         times, steps = [ms for ms, _ in found], [step for _, steps in found for step in steps]
-        limit = subject.shape.prefill_flops(tokens) / subject.context.rates["gemm_tflop_s"] / 1e9
+        bars = subject.context.bars(floors.prefill(subject.shape, tokens, subject.itemsize))
         least = None if dry_run else LEAST_GEMM_SHARE.get((subject.name, tokens))
         metric = f"{subject.name}: TTFT, {tokens} tokens"
         detail = {
             "ms": times, "host_ms": [step.host_ms for step in steps], "device_ms": [step.device_ms for step in steps]
         }  # fmt: skip
-        subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=detail))
+        subject.context.emit(time_row(metric, statistics.median(times), bars, least_share=least, detail=detail))
 
 
 def start_and_ledger(subject: Subject) -> None:
