@@ -26,6 +26,8 @@ sys.path.append(str(ROOT / "tools"))
 from gpu_check import (  # noqa: E402
     attention_speed,
     best_known,
+    command,
+    conductor,
     dependent_launch,
     drafting,
     floors,
@@ -36,6 +38,7 @@ from gpu_check import (  # noqa: E402
     mixtures,
     registry,
     report,
+    resume,
     standalone,
     wheels,
 )
@@ -161,6 +164,122 @@ def test_rows_emitted_before_the_end_are_kept_and_half_written_ones_are_not(tmp_
     with rows_file(tmp_path, "rates").open("a") as file:
         file.write('{"metric": "ha')
     assert [row.metric for row in read_rows(tmp_path, "rates")] == ["whole"]
+
+
+HANGING_SECTION = """
+import os, sys, time
+from pathlib import Path
+sys.path.append({tools!r})
+from gpu_check.section import Context, Row, Section
+
+scratch = Path(sys.argv[sys.argv.index("--scratch") + 1])
+context = Context(Section(sys.argv[2], "", "", 0.0), scratch, dry_run=True)
+for metric in ("first", "second", "third", "fourth"):
+    if context.has(metric):
+        continue
+    context.emit(Row(metric, os.getpid()))
+    if metric == "third" and not Path({marker!r}).exists():
+        Path({marker!r}).touch()
+        time.sleep(120)
+"""
+"""Emits a row in which process it runs; the first time, it hangs in the middle."""
+
+
+@pytest.fixture
+def hanging_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every section is :data:`HANGING_SECTION`."""
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING_SECTION.format(tools=str(ROOT / "tools"), marker=str(tmp_path / "was here")))
+    monkeypatch.setattr(conductor, "TOOL", script)
+
+
+def run_it(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The command in this process, of one section."""
+    folder.mkdir(exist_ok=True)
+    command.main("", ["--dry-run", "--only", "rates", "--output", str(folder), *arguments])
+    (file,) = folder.glob("*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.usefixtures("hanging_section")
+def test_a_run_that_was_cut_off_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cut = run_it(tmp_path / "out", "--total", "6")
+    assert cut["sections"]["rates"]["status"] == "out of time" and not cut["passed"]
+    before = {row["metric"]: row["measured"] for row in cut["sections"]["rates"]["rows"]}
+    assert list(before) == ["first", "second", "third"]
+    whole = run_it(tmp_path / "out", "--resume")
+    after = {row["metric"]: row["measured"] for row in whole["sections"]["rates"]["rows"]}
+    assert list(after) == ["first", "second", "third", "fourth"] and after.items() >= before.items()
+    assert after["fourth"] != before["third"]
+    assert whole["passed"] and whole["when"] == cut["when"] and len(whole["resumed"]) == 1
+    capsys.readouterr()
+    again = run_it(tmp_path / "out", "--resume", str(next((tmp_path / "out").glob("*.json"))))
+    assert again["sections"] == whole["sections"]  # nothing was left to run
+    assert "rates             ok" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("hanging_section")
+def test_what_a_section_has_found_is_saved_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor, "SAVE_S", 0.1)
+    saved: list[Outcome] = []
+    conduct((RATES,), tmp_path, dry_run=True, total_s=6.0, say=print, save=lambda found: saved.extend(found))
+    (last,) = [outcome for outcome in saved if outcome.status != "cut off"]
+    running = saved[saved.index(last) - 1]
+    assert [row.metric for row in running.rows] == ["first", "second", "third"] and running.failed
+
+
+def test_a_report_of_another_card_is_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps({"device": {"name": "NVIDIA H100 80GB HBM3"}, "sections": {}}))
+    assert resume.load(file, "NVIDIA H100 80GB HBM3")["sections"] == {}
+    with pytest.raises(ValueError, match="the report is of 'NVIDIA H100 80GB HBM3', this device is 'NVIDIA H200'"):
+        resume.load(file, "NVIDIA H200")
+    file.write_text("no report")
+    with pytest.raises(ValueError, match="not a report"):
+        resume.load(file, "NVIDIA H200")
+
+
+def test_what_is_left_brings_along_what_it_needs_and_forgets_rows_that_failed(tmp_path: Path) -> None:
+    sections, _ = registry.chosen(["speed_8b"], dry_run=False)
+    done = [Outcome(section, "ok", 1.0, (Row("a", 1.0),)) for section in sections]
+    assert resume.still_to_run(sections, done, tmp_path) == ()
+    rows = (Row("good", 1.0), Row("bad", 1.0, held=False), Row("not measured"))
+    cut = [*done[:2], Outcome(sections[2], "cut off", 0.0, rows)]
+    left = resume.still_to_run(sections, cut, tmp_path)
+    assert [section.name for section in left] == ["rates", "prepare", "speed_8b"]
+    assert [row.metric for row in read_rows(tmp_path, "speed_8b")] == ["good"]
+    assert read_rows(tmp_path, "rates") == ()
+
+
+def test_reports_are_merged_section_by_section_in_the_order_of_the_table() -> None:
+    smoke = Outcome(registry.BY_NAME["smoke"], "ok", 1.0, (Row("a", 1.0),))
+    rates = Outcome(RATES, "cut off", 0.0, ())
+    later = Outcome(RATES, "ok", 2.0, (Row("b", 2.0),))
+    assert resume.merged([rates, smoke], [later]) == [smoke, later]
+    late = Outcome(smoke.section, "not started", 0.0, ())
+    assert resume.merged([smoke], [late]) == [smoke] and resume.merged([], [late]) == [late]
+
+
+def test_a_section_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
+    section = f"import sys; sys.path.append({str(ROOT / 'tools')!r})\n" + (
+        "from gpu_check.conductor import end_with_parent\nimport time\nend_with_parent()\n"
+        "print('ready', flush=True)\ntime.sleep(120)"
+    )
+    run = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True, "
+        + ("stdout=subprocess.PIPE); p.stdout.readline(); print(p.pid)")
+    )
+    done = subprocess.run([sys.executable, "-c", run, section], capture_output=True, text=True, check=True)
+    deadline = time.monotonic() + 30.0
+    while (left := Path(f"/proc/{int(done.stdout)}/stat")).exists() and left.read_text().rsplit(")", 1)[1].split()[
+        0
+    ] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_all_budgets_together_are_under_nine_minutes() -> None:

@@ -11,11 +11,12 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_check import registry, report
-from gpu_check.conductor import conduct
+from gpu_check import registry, report, resume
+from gpu_check.conductor import Outcome, conduct, end_with_parent
 from gpu_check.floors import DATA_SHEETS
 from gpu_check.section import CARD, Context
 from gpu_check.standalone import REPOSITORY, is_there, missing_packages, source_paths
@@ -58,6 +59,11 @@ def parser(doc: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--total", type=float, default=registry.TOTAL_S, metavar="S", help="seconds for all sections (%(default)g)"
     )
+    result.add_argument(
+        "--resume", type=Path, nargs="?", const=Path(), metavar="JSON",
+        help="go on with the run of this report, or of the newest in the --output folder: rows in it are not measured "
+             "again, and the new ones are merged with them",
+    )  # fmt: skip
     result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
     result.add_argument("--gather", type=Path, metavar="FOLDER", help="fetch the wheels to carry there, and stop")
     result.add_argument("--python", default="3.12", help="of the machine they are for (%(default)s)")
@@ -94,14 +100,28 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
         print(f"gpu_check: {error}", file=sys.stderr)
         return FAILED
     console = Console(width=None if sys.stdout.isatty() else 180)
-    sections, left_out = registry.chosen(options.only, options.dry_run)
     device = device_facts(options.dry_run)
     (scratch / CARD).write_text(DATA_SHEETS.get(device["name"], ""))
-    when = datetime.datetime.now().isoformat(timespec="seconds")
-    outcomes = conduct(
-        sections, scratch, dry_run=options.dry_run, total_s=options.total, say=lambda line: print(line, flush=True)
-    )
-    path = report.write(report.as_json(device, when, outcomes, left_out), folder)
+    try:
+        found = earlier_report(options.resume, folder, device["name"])
+    except ValueError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return FAILED
+    earlier = resume.outcomes_of(found) if found else []
+    began = [found["when"], *found.get("resumed", ())] if found else []
+    when = [*began, datetime.datetime.now().isoformat(timespec="seconds")]
+    asked, left_out = registry.chosen(options.only, options.dry_run)
+    sections = resume.still_to_run(asked, earlier, scratch)
+
+    def save(outcomes: Sequence[Outcome]) -> Path:
+        whole = resume.merged(earlier, outcomes)
+        return report.write(report.as_json(device, when, whole, left_out), folder)
+
+    later = conduct(
+        sections, scratch, dry_run=options.dry_run, total_s=options.total, say=lambda line: print(line, flush=True),
+        save=save,
+    )  # fmt: skip
+    path, outcomes = save(later), resume.merged(earlier, later)
     if options.logs:
         for log in (*scratch.glob("*.log"), *scratch.glob("*.txt")):
             shutil.copy(log, options.logs)
@@ -112,8 +132,18 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     return FAILED if is_failed else PASSED
 
 
+def earlier_report(asked: Path | None, folder: Path, device: str) -> dict[str, Any] | None:
+    """The report to go on with. ``asked``: nothing, its path, or the empty path for the newest in ``folder``, if there
+    is one. Raises ``ValueError`` for one that cannot be gone on with."""
+    if asked is None:
+        return None
+    path = report.newest(device, folder) if asked == Path() else asked
+    return None if path is None else resume.load(path, device)
+
+
 def run_child(name: str, scratch: Path, dry_run: bool) -> int:
     """One section, in this process."""
+    end_with_parent()
     section = registry.BY_NAME[name]
     module = importlib.import_module(f"gpu_check.{section.module}")
     module.run(Context(section, scratch, dry_run))

@@ -94,6 +94,8 @@ def run(context: Context) -> None:
         raise RuntimeError(f"there is no head {head}: the section prepare did not get that far")
     for title, (per_weight, asked) in formats(context.dry_run).items():
         subject = Subject(f"{name} {title}", context, shape, per_weight)
+        if all(is_there(subject, batch) for batch in batches(context.dry_run)):
+            continue
         plain = plain_steps(subject, folder, asked)
         give_back_memory()
         drafted_steps(subject, folder, head, asked, plain)
@@ -157,6 +159,8 @@ def drafted_steps(subject: Subject, folder: Path, head: Path, asked: Sequence[st
     engine = EngineRun(folder, context.device, [*overrides(dry_run), *drafter, *asked])
     context.emit(Row(f"{subject.title}: engine with a head built", round(engine.build_s, 1), "s"))
     for batch, step in plain.items():
+        if is_there(subject, batch):
+            continue
         for num_draft_tokens in (0, *numbers_of_drafts(dry_run)):
             found = measure(engine, batch, context_tokens(dry_run), num_draft_tokens)
             context.emit(step_row(subject, found, batch, step, subject.bars(batch, num_draft_tokens)))
@@ -228,9 +232,20 @@ def step_row(subject: Subject, found: Drafted, batch: int, plain: Plain, bars: f
     )  # fmt: skip
 
 
+def length_metric(subject: Subject, batch: int, num_draft_tokens: int, length: int) -> str:
+    """The name of the row."""
+    return f"{subject.title}: batch {batch}, {num_draft_tokens} drafts, acceptance length {length} (simulated)"
+
+
+def is_there(subject: Subject, batch: int) -> bool:
+    """Whether a run that is gone on with has the last row of this batch size, and so all of them."""
+    most = numbers_of_drafts(subject.context.dry_run)[-1]
+    return subject.context.has(length_metric(subject, batch, most, LENGTHS[-1]))
+
+
 def length_row(subject: Subject, found: Drafted, batch: int, plain: Plain, length: int) -> Row:
     """Milliseconds per token if every step yielded ``length`` tokens."""
     ms, bars = found.whole / length, subject.bars(batch, found.num_draft_tokens).times(1 / length)
-    metric = f"{subject.title}: batch {batch}, {found.num_draft_tokens} drafts, acceptance length {length} (simulated)"
+    metric = length_metric(subject, batch, found.num_draft_tokens, length)
     detail = {"speed_up": plain.wall_ms / ms, "plain_ms": plain.wall_ms, "simulated": "the step / the length"}
     return time_row(metric, round(ms, 4), bars, unit="ms/token", detail=detail)

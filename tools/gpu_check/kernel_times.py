@@ -37,6 +37,10 @@ def run(context: Context) -> None:
     name = context.section.argument
     engine = EngineRun(folder_of(name, context.scratch), context.device, overrides(context.dry_run))
     for batch in BATCHES:
+        launched = f"{name}: kernels and copies of a decode step, batch {batch}"
+        summed_times = f"{name}: their time, one after another, batch {batch}"
+        if context.has(launched, summed_times):
+            continue
         engine.decode(batch, context_tokens(context.dry_run), STEPS)
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             steps = len(engine.decode(batch, context_tokens(context.dry_run), STEPS))
@@ -48,10 +52,9 @@ def run(context: Context) -> None:
              "share": round(k.us_per_step / total, 3)}
             for k in kernels
         ]  # fmt: skip
-        context.emit(Row(f"{name}: kernels and copies of a decode step, batch {batch}", round(launches), detail=detail))
+        context.emit(Row(launched, round(launches), detail=detail))
         work = floors.decode(shape_of(name, context.dry_run), batch, context_tokens(context.dry_run), weight=2.0)
-        metric = f"{name}: their time, one after another, batch {batch}"
-        context.emit(time_row(metric, round(total / 1e3, 3), context.bars(work)))
+        context.emit(time_row(summed_times, round(total / 1e3, 3), context.bars(work)))
     engine.close()
 
 

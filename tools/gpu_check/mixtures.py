@@ -134,11 +134,14 @@ def measure(context: Context, title: str, subject: Subject, form: Format | None)
         sizes["num_hidden_layers"] = layers = layers_that_fit(sizes, form, ROOM * free)
     whole = subject.config["num_hidden_layers"]
     of = "" if layers == whole or context.dry_run else f", {layers} of {whole} layers"
+    metric = f"{title}{of}: decode, batch 1"
+    if context.has(metric):
+        return
     made = build(context, sizes, subject, form)
     ms = wall_s(made.step, "cpu") * 1e3 if context.dry_run else device_ms(captured(made), "cuda")
     bars = context.bars(floors.Work(made.weight_bytes + made.kv_bytes))
     detail = {"active_gb": made.weight_bytes / 1e9, "kv_mb": made.kv_bytes / 1e6, "layers": layers, "of": whole}
-    context.emit(time_row(f"{title}{of}: decode, batch 1", ms, bars, detail=detail))
+    context.emit(time_row(metric, ms, bars, detail=detail))
 
 
 def build(context: Context, sizes: Mapping[str, Any], subject: Subject, form: Format | None) -> RandomModel:

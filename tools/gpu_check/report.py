@@ -22,11 +22,12 @@ def failed(outcomes: Iterable[Outcome]) -> bool:
 
 
 def as_json(
-    device: dict[str, Any], when: str, outcomes: Sequence[Outcome], left_out: Sequence[Section]
+    device: dict[str, Any], when: Sequence[str], outcomes: Sequence[Outcome], left_out: Sequence[Section]
 ) -> dict[str, Any]:
-    """Everything, for the file."""
+    """Everything, for the file. ``when``: it was begun, and gone on with."""
     return {
-        "when": when,
+        "when": when[0],
+        "resumed": list(when[1:]),
         "device": device,
         "passed": not failed(outcomes),
         "sections": {
@@ -46,10 +47,22 @@ def as_json(
 
 def write(report: dict[str, Any], folder: Path) -> Path:
     """``<device>-<date>.json``"""
-    device = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
-    path = folder / f"{device}-{report['when'][:10]}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    return path
+    path = folder / f"{file_stem(report['device']['name'])}-{report['when'][:10]}.json"
+    # In two steps: a run that is cut off here must not lose what it had written.
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(report, indent=1) + "\n")
+    return unfinished.replace(path)
+
+
+def file_stem(device: str) -> str:
+    """A device's name in the names of its reports."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def newest(device: str, folder: Path) -> Path | None:
+    """The last report of a device in a folder."""
+    days = "[0-9]" * 4 + "-[0-9][0-9]" * 2
+    return max(folder.glob(f"{file_stem(device)}-{days}.json"), default=None)
 
 
 def table(outcomes: Sequence[Outcome], left_out: Sequence[Section]) -> Table:

@@ -18,6 +18,7 @@ from gpu_check.shapes import folder_of, shape_of
 
 ENGINE = (sys.executable, "-m", "engine.cli.main")
 READY_S = 25.0
+MEASURED = ("requests answered", "TTFT p50", "ITL p50", "output")
 
 
 def run(context: Context) -> None:
@@ -35,7 +36,8 @@ def run(context: Context) -> None:
         until_ready(f"http://127.0.0.1:{port}", server, log)
         context.emit(Row("serve: from the command to readiness", round(time.monotonic() - started, 1), "s"))
         for at_once in (2,) if context.dry_run else (1, 8, 32):
-            bench(context, port, at_once)
+            if not context.has(*(f"serve, {at_once} at once: {what}" for what in MEASURED)):
+                bench(context, port, at_once)
     finally:
         server.terminate()
         server.wait(20)

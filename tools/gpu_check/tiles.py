@@ -26,7 +26,7 @@ from engine.kernels.triton.quantized.loaders import tile_loader
 from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile
 from engine.kernels.triton.weights import load_plain
 from gpu_check import floors
-from gpu_check.attention_cuts import cut_attention
+from gpu_check.attention_cuts import CUT_METRICS, cut_attention
 from gpu_check.formats import Format
 from gpu_check.in_turns import COMPILE_S, captured, replaced, suppress_and_say, wait_for_all
 from gpu_check.linears import Layer, cache_for, heads_of
@@ -81,10 +81,12 @@ JOBS = (
 
 def run(context: Context) -> None:
     spawn = multiprocessing.get_context("spawn")
-    jobs = [Job("1b", "bf16", 1), Job("1b", "int4", 3)] if context.dry_run else JOBS
-    turn, ready = spawn.Lock(), spawn.Barrier(len(jobs) + (not context.dry_run))
+    every = (Job("1b", "bf16", 1), Job("1b", "int4", 3)) if context.dry_run else JOBS
+    jobs = [job for job in every if not context.has(title(job))]
+    cuts_attention = not context.dry_run and not context.has(*CUT_METRICS)
+    turn, ready = spawn.Lock(), spawn.Barrier(len(jobs) + cuts_attention)
     workers = [spawn.Process(target=guarded, args=(job, context, turn, ready)) for job in jobs]
-    if not context.dry_run:
+    if cuts_attention:
         workers.append(spawn.Process(target=cut_attention, args=(context, turn, ready)))
     for worker in workers:
         worker.start()
@@ -98,7 +100,7 @@ def guarded(job: Job, context: Context, turn: Any, ready: Any) -> None:
         work(job, context, turn, ready)
     except Exception:
         traceback.print_exc()
-        context.emit(Row(str(job), None, detail=traceback.format_exc()[-600:], held=False))
+        context.emit(Row(title(job), None, detail=traceback.format_exc()[-600:], held=False))
         wait_for_all(ready)
 
 
@@ -201,7 +203,7 @@ def work(job: Job, context: Context, turn: Any, ready: Any) -> None:
     found["bytes"] = chain.bytes
     found["GB/s"] = round(chain.bytes / found["default"] / 1e3)
     if context.dry_run:
-        context.emit(Row(title(job), detail="nothing is timed"))
+        context.emit(Row(title(job), "run", detail="nothing is timed"))
         return
     bars = context.bars(floors.linears(chain.bytes, chain.weights, job.rows)).times(1e3)
     context.emit(time_row(title(job), found["default"], bars, unit="us", detail=found))
