@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -262,6 +263,16 @@ def test_reports_are_merged_section_by_section_in_the_order_of_the_table() -> No
     assert resume.merged([rates, smoke], [later]) == [smoke, later]
     late = Outcome(smoke.section, "not started", 0.0, ())
     assert resume.merged([smoke], [late]) == [smoke] and resume.merged([], [late]) == [late]
+
+
+def test_scratch_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    mine, left = (tmp_path / f"gpu_check-{pid}-x" for pid in (os.getpid(), int(gone.stdout)))
+    other = tmp_path / "gpu_check-other"
+    for folder in (mine, left, other):
+        folder.mkdir()
+    command.remove_left_behind(tmp_path)
+    assert mine.exists() and other.exists() and not left.exists()
 
 
 def test_a_section_ends_with_the_run_that_started_it(tmp_path: Path) -> None:

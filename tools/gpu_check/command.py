@@ -24,6 +24,8 @@ from gpu_check.wheels import gather
 
 PASSED, FAILED, CANNOT_RUN = 0, 1, 2
 REPORTS = REPOSITORY / "tools" / "benchmarks"
+SCRATCH = "gpu_check-"
+"""How scratch folders begin; the process that made one follows."""
 ROOM = 24 << 30
 """Bytes the scratch folder must have for the weights of both models and a head; less is looked for elsewhere."""
 
@@ -40,7 +42,8 @@ def main(doc: str, arguments: list[str] | None = None) -> int:
         return CANNOT_RUN
     if not options.dry_run and not has_cuda():
         return CANNOT_RUN
-    with tempfile.TemporaryDirectory(prefix="gpu_check-", dir=scratch_parent(options.dry_run)) as folder:
+    parent = scratch_parent(options.dry_run)
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=parent) as folder:
         return check(options, Path(folder))
 
 
@@ -166,9 +169,17 @@ def has_cuda() -> bool:
 def scratch_parent(dry_run: bool) -> str | None:
     """Memory if there is room for the weights in it, else wherever temporary files go."""
     shared = "/dev/shm"
+    remove_left_behind(Path(shared))
     if dry_run or not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < ROOM:
         return None
     return shared
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Scratch folders of runs that were killed: in memory, their weights would take it from this one."""
+    for folder in parent.glob(f"{SCRATCH}[0-9]*-*"):
+        if not Path("/proc", folder.name.removeprefix(SCRATCH).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def device_facts(dry_run: bool) -> dict[str, Any]:
