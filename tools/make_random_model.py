@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.testing.architecture import tensors_of
+from engine.models.manifest import Manifest
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 
@@ -104,10 +104,12 @@ def tensors_of_family(folder: Path, dtype: torch.dtype, seed: int) -> Iterator[t
     """Those of the ``config.json`` in a folder: matrices as above, all else ones."""
     plan = assemble([f"model.path={folder}", "device=cpu", "exporter=[]"])
     generator = torch.Generator().manual_seed(seed)
-    for name, shape in tensors_of(bind(plan).graph):
+    for tensor in Manifest().tensors(bind(plan).graph):
+        shape = tensor.shape
+        assert shape is not None
         is_matrix = len(shape) > 1
         weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5 if is_matrix else torch.ones(shape)
-        yield name, weight.to(dtype)
+        yield tensor.name, weight.to(dtype)
 
 
 def tokenizer(vocab_size: int) -> Tokenizer:

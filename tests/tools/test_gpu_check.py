@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,12 @@ sys.path.append(str(ROOT / "tools"))
 
 from gpu_check import (  # noqa: E402
     attention_speed,
+    best_known,
+    command,
+    conductor,
     dependent_launch,
     drafting,
+    floors,
     kernel_tests,
     laws,
     machine_code,
@@ -33,13 +39,14 @@ from gpu_check import (  # noqa: E402
     mixtures,
     registry,
     report,
+    resume,
     standalone,
     wheels,
 )
 from gpu_check.conductor import Outcome, conduct, run_section  # noqa: E402
 from gpu_check.draft_head import HeadShape  # noqa: E402
 from gpu_check.engine_run import DecodeStep  # noqa: E402
-from gpu_check.section import Context, Row, Section, read_rows, rows_file, time_row  # noqa: E402
+from gpu_check.section import CARD, FACTS, Context, Row, Section, read_rows, rows_file, time_row  # noqa: E402
 from gpu_check.shapes import SHAPES, TINY  # noqa: E402
 
 RATES = registry.BY_NAME["rates"]
@@ -107,6 +114,7 @@ def test_a_dry_run_measures_the_engine_and_every_baseline_on_the_same_model(dry_
         assert rows[f"1b: batch 1, {name} / engine"]["measured"] > 0
     decode = rows["1b: decode, batch 1"]
     assert decode["share"] == pytest.approx(decode["limit"] / decode["measured"])
+    assert decode["floor"] == decode["limit"] and decode["best_known"] is None  # no data sheet
     assert {"1b: TTFT, 32 tokens", "1b: host gap, batch 2", "1b: memory ledger / real peak"} <= rows.keys()
 
 
@@ -159,6 +167,132 @@ def test_rows_emitted_before_the_end_are_kept_and_half_written_ones_are_not(tmp_
     assert [row.metric for row in read_rows(tmp_path, "rates")] == ["whole"]
 
 
+HANGING_SECTION = """
+import os, sys, time
+from pathlib import Path
+sys.path.append({tools!r})
+from gpu_check.section import Context, Row, Section
+
+scratch = Path(sys.argv[sys.argv.index("--scratch") + 1])
+context = Context(Section(sys.argv[2], "", "", 0.0), scratch, dry_run=True)
+for metric in ("first", "second", "third", "fourth"):
+    if context.has(metric):
+        continue
+    context.emit(Row(metric, os.getpid()))
+    if metric == "third" and not Path({marker!r}).exists():
+        Path({marker!r}).touch()
+        time.sleep(120)
+"""
+"""Emits a row in which process it runs; the first time, it hangs in the middle."""
+
+
+@pytest.fixture
+def hanging_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every section is :data:`HANGING_SECTION`."""
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING_SECTION.format(tools=str(ROOT / "tools"), marker=str(tmp_path / "was here")))
+    monkeypatch.setattr(conductor, "TOOL", script)
+
+
+def run_it(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The command in this process, of one section."""
+    folder.mkdir(exist_ok=True)
+    command.main("", ["--dry-run", "--only", "rates", "--output", str(folder), *arguments])
+    (file,) = folder.glob("*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.usefixtures("hanging_section")
+def test_a_run_that_was_cut_off_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cut = run_it(tmp_path / "out", "--total", "6")
+    assert cut["sections"]["rates"]["status"] == "out of time" and not cut["passed"]
+    before = {row["metric"]: row["measured"] for row in cut["sections"]["rates"]["rows"]}
+    assert list(before) == ["first", "second", "third"]
+    whole = run_it(tmp_path / "out", "--resume")
+    after = {row["metric"]: row["measured"] for row in whole["sections"]["rates"]["rows"]}
+    assert list(after) == ["first", "second", "third", "fourth"] and after.items() >= before.items()
+    assert after["fourth"] != before["third"]
+    assert whole["passed"] and whole["when"] == cut["when"] and len(whole["resumed"]) == 1
+    capsys.readouterr()
+    again = run_it(tmp_path / "out", "--resume", str(next((tmp_path / "out").glob("*.json"))))
+    assert again["sections"] == whole["sections"]  # nothing was left to run
+    assert "rates             ok" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("hanging_section")
+def test_what_a_section_has_found_is_saved_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor, "SAVE_S", 0.1)
+    saved: list[Outcome] = []
+    conduct((RATES,), tmp_path, dry_run=True, total_s=6.0, say=print, save=lambda found: saved.extend(found))
+    (last,) = [outcome for outcome in saved if outcome.status != "cut off"]
+    running = saved[saved.index(last) - 1]
+    assert [row.metric for row in running.rows] == ["first", "second", "third"] and running.failed
+
+
+def test_a_report_of_another_card_is_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps({"device": {"name": "NVIDIA H100 80GB HBM3"}, "sections": {}}))
+    assert resume.load(file, "NVIDIA H100 80GB HBM3")["sections"] == {}
+    with pytest.raises(ValueError, match="the report is of 'NVIDIA H100 80GB HBM3', this device is 'NVIDIA H200'"):
+        resume.load(file, "NVIDIA H200")
+    file.write_text("no report")
+    with pytest.raises(ValueError, match="not a report"):
+        resume.load(file, "NVIDIA H200")
+
+
+def test_what_is_left_brings_along_what_it_needs_and_forgets_rows_that_failed(tmp_path: Path) -> None:
+    sections, _ = registry.chosen(["speed_8b"], dry_run=False)
+    done = [Outcome(section, "ok", 1.0, (Row("a", 1.0),)) for section in sections]
+    assert resume.still_to_run(sections, done, tmp_path) == ()
+    rows = (Row("good", 1.0), Row("bad", 1.0, held=False), Row("not measured"))
+    cut = [*done[:2], Outcome(sections[2], "cut off", 0.0, rows)]
+    left = resume.still_to_run(sections, cut, tmp_path)
+    assert [section.name for section in left] == ["rates", "prepare", "speed_8b"]
+    assert [row.metric for row in read_rows(tmp_path, "speed_8b")] == ["good"]
+    assert read_rows(tmp_path, "rates") == ()
+
+
+def test_reports_are_merged_section_by_section_in_the_order_of_the_table() -> None:
+    smoke = Outcome(registry.BY_NAME["smoke"], "ok", 1.0, (Row("a", 1.0),))
+    rates = Outcome(RATES, "cut off", 0.0, ())
+    later = Outcome(RATES, "ok", 2.0, (Row("b", 2.0),))
+    assert resume.merged([rates, smoke], [later]) == [smoke, later]
+    late = Outcome(smoke.section, "not started", 0.0, ())
+    assert resume.merged([smoke], [late]) == [smoke] and resume.merged([], [late]) == [late]
+
+
+def test_scratch_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    mine, left = (tmp_path / f"gpu_check-{pid}-x" for pid in (os.getpid(), int(gone.stdout)))
+    other = tmp_path / "gpu_check-other"
+    for folder in (mine, left, other):
+        folder.mkdir()
+    command.remove_left_behind(tmp_path)
+    assert mine.exists() and other.exists() and not left.exists()
+
+
+def test_a_section_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
+    section = f"import sys; sys.path.append({str(ROOT / 'tools')!r})\n" + (
+        "from gpu_check.conductor import end_with_parent\nimport time\nend_with_parent()\n"
+        "print('ready', flush=True)\ntime.sleep(120)"
+    )
+    run = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True, "
+        + ("stdout=subprocess.PIPE); p.stdout.readline(); print(p.pid)")
+    )
+    done = subprocess.run([sys.executable, "-c", run, section], capture_output=True, text=True, check=True)
+    deadline = time.monotonic() + 30.0
+    while (left := Path(f"/proc/{int(done.stdout)}/stat")).exists() and left.read_text().rsplit(")", 1)[1].split()[
+        0
+    ] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_all_budgets_together_are_under_nine_minutes() -> None:
     total = sum(max(section.budget_s for section in wave) for wave in registry.waves(registry.SECTIONS, False))
     assert total <= registry.TOTAL_S < 9 * 60
@@ -179,9 +313,9 @@ def test_only_brings_along_what_a_section_needs() -> None:
 
 
 def test_a_missed_speed_target_is_a_finding_and_a_failed_check_a_failure() -> None:
-    slow = time_row("decode", 2.0, 1.0, least_share=0.8)
+    slow = time_row("decode", 2.0, floors.Bars(limit=1.0), least_share=0.8)
     assert slow.held is False and slow.share == 0.5 and not slow.failed
-    assert time_row("decode", 0.8, 0.5, most_ms=0.85).held is True
+    assert time_row("decode", 0.8, floors.Bars(limit=0.5), most_ms=0.85).held is True
     assert Row("law", held=False).failed
 
     def outcome(*rows: Row) -> Outcome:
@@ -195,26 +329,95 @@ def test_a_missed_speed_target_is_a_finding_and_a_failed_check_a_failure() -> No
 
 def test_true_shapes_read_the_bytes_these_models_are_known_to_read() -> None:
     """Llama-3.2-1B and Llama-3.1-8B in bfloat16; their KV takes 32 and 128 KiB a token."""
-    assert SHAPES["1b"].decode_bytes(1, 0, 2) / 1e9 == pytest.approx(2.47, abs=0.01)
-    assert SHAPES["8b"].decode_bytes(1, 0, 2) / 1e9 == pytest.approx(15.01, abs=0.01)
+    assert floors.decode(SHAPES["1b"], 1, 0, weight=2).read_bytes / 1e9 == pytest.approx(2.47, abs=0.01)
+    assert floors.decode(SHAPES["8b"], 1, 0, weight=2).read_bytes / 1e9 == pytest.approx(15.01, abs=0.01)
     for name, kib in (("1b", 32), ("8b", 128)):
-        shape = SHAPES[name]
-        assert shape.decode_bytes(3, 7, 2) - shape.decode_bytes(1, 0, 2) == 3 * 7 * kib * 1024
-    assert TINY.prefill_flops(1) == 2 * (TINY.body + TINY.head) + 4 * TINY.num_attention_heads * TINY.head_dim * 2
+        read = [floors.decode(SHAPES[name], *rows, weight=2).read_bytes for rows in ((3, 7), (1, 0))]
+        assert read[0] - read[1] == 3 * 7 * kib * 1024
+    packed = floors.decode(SHAPES["8b"], 2, 5, weight=0.5, head=1, kv=1)
+    assert packed.read_bytes == SHAPES["8b"].body / 2 + SHAPES["8b"].head + 2 * 5 * 64 * 1024
+    prompt = floors.prefill(TINY, 1, 2.0)
+    assert prompt.flops == 2 * (TINY.body + TINY.head) + 4 * TINY.num_attention_heads * TINY.head_dim * 2
+    assert prompt.read_bytes == 2 * (TINY.body + TINY.head)
 
 
 def test_a_head_of_the_public_sizes_reads_the_bytes_it_is_known_to_read() -> None:
     """243 million weights of the layer, 131 million of 32,000 tokens: 0.75 GB a draft in bfloat16."""
     head = HeadShape(SHAPES["8b"])
     assert (head.layer / 1e6, head.lm_head / 1e6) == pytest.approx((243.3, 131.1), abs=0.1)
-    assert (head.drafting_bytes(4, 2.0) - head.drafting_bytes(3, 2.0)) / 1e9 == pytest.approx(0.75, abs=0.01)
-    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head)
+    read = [floors.drafting(head, drafts, 2.0).read_bytes for drafts in (1, 3, 4)]
+    assert (read[2] - read[1]) / 1e9 == pytest.approx(0.75, abs=0.01)
+    assert read[0] == 2 * (head.layer + 3 * 4096**2 + head.lm_head)
     assert head.aux_layers == (1, 15, 28)
 
 
 def test_a_head_that_only_syncs_its_kv_reads_what_its_keys_are_made_with() -> None:
     """50 million weights that take in three hidden states, and as many of queries, keys and values."""
-    assert HeadShape(SHAPES["8b"]).drafting_bytes(0, 2.0) / 1e9 == pytest.approx(0.2013, abs=1e-4)
+    assert floors.drafting(HeadShape(SHAPES["8b"]), 0, 2.0).read_bytes / 1e9 == pytest.approx(0.2013, abs=1e-4)
+
+
+def test_work_takes_as_long_as_reading_or_multiplying_by_the_rate_of_its_operands() -> None:
+    rates = {"read_gb_s": 1000.0, "gemm_tflop_s": 100.0, "fp8_tflop_s": 200.0}
+    assert floors.Work(2e9, 1e11).ms(rates) == pytest.approx(2.0)
+    assert floors.Work(1e9, 1e12).ms(rates) == pytest.approx(10.0)
+    assert floors.Work(1e9, 1e12, "fp8").ms(rates) == pytest.approx(5.0)
+    assert floors.Work(1e9, 1e12, "int8").ms(rates) == pytest.approx(10.0)  # unknown: that of 16 bits
+
+
+def test_floors_are_those_of_the_card_and_limits_those_of_the_run(tmp_path: Path) -> None:
+    """1B in bfloat16 on an H200: 0.515 ms by its data sheet."""
+    context = Context(registry.BY_NAME["serve"], tmp_path, dry_run=False)
+    step = floors.decode(SHAPES["1b"], 1, 0, weight=2)
+    assert context.bars(step) == floors.Bars(None, None)
+    (tmp_path / FACTS).write_text(json.dumps({"read_gb_s": 2471.0, "gemm_tflop_s": 700.0}))
+    assert context.bars(step).floor == context.bars(step).limit == pytest.approx(1.0, abs=1e-3)
+    (tmp_path / CARD).write_text("H200")
+    assert context.bars(step).floor == pytest.approx(0.515, abs=1e-3)
+    assert context.bars(step).limit == pytest.approx(1.0, abs=1e-3)
+
+
+def test_every_card_with_a_driver_name_has_a_data_sheet() -> None:
+    for card in floors.DATA_SHEETS.values():
+        assert {"read_gb_s", "copy_gb_s", "gemm_tflop_s"} <= floors.sheet_rates(card).keys()
+    assert floors.sheet_rates("") == {}
+
+
+def test_a_row_is_handed_back_with_the_best_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / CARD).write_text("H200")
+    context = Context(RATES, tmp_path, dry_run=False)
+    context.emit(time_row("1b: decode, batch 1", 0.9, floors.Bars(0.6, 0.5)))
+    context.emit(time_row("attention of a layer, prefill 512", 1.0, floors.Bars(None, 0.3)))
+    context.emit(Row("1b: engine built", 7.0, "s"))
+    context.emit(Row("law", "3 of 3", target="all", held=True))
+    known, shared, unknown, check = read_rows(tmp_path, "rates")
+    assert known.best_known is not None and known.best_known["value"] == 0.76 and known.floor == 0.5
+    assert shared.best_known is not None and shared.best_known["value"] == pytest.approx(0.4)
+    assert unknown.best_known is None
+    said = capsys.readouterr().err.splitlines()
+    assert "floor 0.5 ms; best known 0.76 ms, Hazy" in said[0] and "(floor none; best known none)" in said[2]
+    assert said[3] == "law: 3 of 3 (all)"
+    assert [str(cell) for cell in report.cells(unknown)[2:4]] == ["none", "none known"]
+    assert [str(cell) for cell in report.cells(check)[2:4]] == ["", ""]
+    (line,) = [line for line in report.legend([Outcome(RATES, "ok", 1.0, (known,))]) if "best known, 1b" in line]
+    assert "0.76 ms" in line and "megakernel" in line
+
+
+RECORDED = ("nvidia-h200-2026-11-26.json", "nvidia-h200-2026-11-26-second.json")
+NOT_RECORDED = (
+    "serve, 1 at once: ITL p50", "8b int8: decode, batch 1", "8b bf16: batch 1, plain step",
+    "Qwen3-30B-A3B shape, bf16: decode, batch 1",
+    *(f"8b bf16: batch 1, 6 drafts, acceptance length {length} (simulated)" for length in drafting.LENGTHS),
+)  # fmt: skip
+"""Rows of sections that no report under ``tools/benchmarks`` has."""
+
+
+def test_every_line_of_the_table_of_best_known_stands_beside_some_row() -> None:
+    reports = [json.loads((ROOT / "tools" / "benchmarks" / name).read_text()) for name in RECORDED]
+    rows = {row["metric"] for found in reports for part in found["sections"].values() for row in part["rows"]}
+    for best in best_known.TABLE:
+        assert any(fnmatchcase(metric, best.metric) for metric in rows | set(NOT_RECORDED)), best.metric
+        assert any(fnmatchcase(card, best.card) for card in floors.DATA_SHEETS.values()), best.card
+        assert (best.value is None) != (best.share is None) and best.of
 
 
 @pytest.mark.slow
@@ -256,11 +459,15 @@ def test_a_model_that_does_not_fit_has_fewer_layers() -> None:
 def test_attention_is_measured_against_what_it_reads_or_multiplies() -> None:
     """At 1 TB/s and 1000 TFLOP/s: a window's keys alone are read; a latent key is read once, for 128 heads."""
     rates = {"read_gb_s": 1000.0, "gemm_tflop_s": 1000.0}
+
+    def limit_ms(case: attention_speed.AttentionCase, rates: dict[str, float]) -> float:
+        return floors.attention(case).ms(rates)
+
     window = attention_speed.AttentionCase("decode", ((1, 8000),), **attention_speed.SINKS)
-    assert attention_speed.limit_ms(window, rates) == pytest.approx(128 * 8 * 64 * 4 / 1e9)
+    assert limit_ms(window, rates) == pytest.approx(128 * 8 * 64 * 4 / 1e9)
     latent = attention_speed.AttentionCase("MLA", ((1, 8000),), **attention_speed.LATENT)
-    assert attention_speed.limit_ms(latent, rates) == pytest.approx(8000 * 576 * 2 / 1e9)
-    assert attention_speed.limit_ms(latent, {**rates, "read_gb_s": 1e6}) == pytest.approx(8000 * 128 * 2 * 1088 / 1e12)
+    assert limit_ms(latent, rates) == pytest.approx(8000 * 576 * 2 / 1e9)
+    assert limit_ms(latent, {**rates, "read_gb_s": 1e6}) == pytest.approx(8000 * 128 * 2 * 1088 / 1e12)
 
 
 def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:
@@ -277,9 +484,9 @@ def test_costs_of_drafting_are_counted_in_plain_steps_of_the_device() -> None:
     found = drafting.summed_up([drafted(7.0, 5.0, 1.6)] * 3, 4)
     context = Context(registry.BY_NAME["drafting"], Path(), dry_run=True)
     subject = drafting.Subject("8b bf16", context, SHAPES["8b"], 2.0)
-    row = drafting.step_row(subject, found, 1, drafting.Plain(4.2, 4.0), limit_ms=3.5)
+    row = drafting.step_row(subject, found, 1, drafting.Plain(4.2, 4.0), floors.Bars(3.5, 3.0))
     assert row.detail["c"] == pytest.approx(0.1) and row.detail["v"] == pytest.approx(1.25)
-    assert row.detail["rest_ms"] == pytest.approx(0.4) and row.share == 0.5 and not row.failed
+    assert row.detail["rest_ms"] == pytest.approx(0.4) and row.share == 0.5 and row.floor == 3.0 and not row.failed
 
 
 def test_a_plain_step_takes_the_median_on_each_clock() -> None:

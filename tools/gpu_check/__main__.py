@@ -13,8 +13,8 @@ their like still lacks a few small packages; fetch them where there is a network
     python tools/gpu_check --gather wheels --python 3.12
     pip install --no-index --no-deps wheels/*.whl
 
-What is missing is named before anything runs. `tools/gpu_check/README.md` says in which order to ask what, where time
-on a card is short.
+What is missing is named before anything runs. A run that was cut off goes on with --resume.
+`tools/gpu_check/README.md` says in which order to ask what, where time on a card is short.
 
 Exit code: 0 every check passed, 1 a check failed or a section did not finish, 2 there is no CUDA device or a package
 is missing. A speed target that was missed is in the table and does not change the exit code: it is a finding, not a

@@ -14,10 +14,27 @@ from torch import Tensor
 
 from engine.testing.attention_cases import AttentionCase, make_context, make_inputs
 from engine_plugins.attention_kernel.triton import kernel, planning
+from gpu_check import floors
 from gpu_check.attention import forward_of, kernels
 from gpu_check.in_turns import COMPILE_S, captured, replaced, suppress_and_say, wait_for_all
-from gpu_check.section import Context, Row
+from gpu_check.section import Context, time_row
 from gpu_check.timing import device_ms
+
+
+def metric_of(name: str) -> str:
+    """The name of a case's row."""
+    return f"attention, {name}"
+
+
+LENGTHS = ((1, 1000, 1), (8, 1000, 1), (4, 1000, 1), (1, 8000, 1), (8, 8000, 1), (1, 1000, 8), (4, 1000, 4))
+"""Queries, keys, rows."""
+CASES = {
+    (name := f"head size {head_dim}, {rows} x {q_len} of {kv_len}"): AttentionCase(
+        name, ((q_len, kv_len),) * rows, 32, 8, head_dim, 16
+    )
+    for head_dim, (q_len, kv_len, rows) in product((128, 64), LENGTHS)
+}
+CUT_METRICS = tuple(map(metric_of, CASES))
 
 
 def cut_attention(context: Context, turn: Any, ready: Any) -> None:
@@ -25,11 +42,8 @@ def cut_attention(context: Context, turn: Any, ready: Any) -> None:
     started = time.monotonic()
     graphs: dict[tuple[str, str], tuple[Callable[[], Any], int]] = {}
     kept: list[Any] = []  # a graph reads memory that it does not own
-    for head_dim, (q_len, kv_len, rows) in product(
-        (128, 64), ((1, 1000, 1), (8, 1000, 1), (4, 1000, 1), (1, 8000, 1), (8, 8000, 1), (1, 1000, 8), (4, 1000, 4))
-    ):
-        name = f"head size {head_dim}, {rows} x {q_len} of {kv_len}"
-        case = AttentionCase(name, ((q_len, kv_len),) * rows, 32, 8, head_dim, 16)
+    for name, case in CASES.items():
+        kv_len = case.rows[0][1]
         inputs = make_inputs(case, "bfloat16", "cuda")
         k, v = inputs.cache.k, inputs.cache.v
         caches = [replace(inputs.cache, k=k.clone(), v=v.clone()) for _ in range(max(2, min(24, 192000 // kv_len)))]
@@ -53,7 +67,8 @@ def cut_attention(context: Context, turn: Any, ready: Any) -> None:
         for (name, what), (call, count) in graphs.items():
             found.setdefault(name, {})[what] = round(device_ms(call, "cuda", repeats=5) / count * 1e3, 2)
     for name, times in found.items():
-        context.emit(Row(f"attention, {name}", next(iter(times.values())), "us", detail=times))
+        bars = context.bars(floors.attention(CASES[name])).times(1e3)
+        context.emit(time_row(metric_of(name), next(iter(times.values())), bars, unit="us", detail=times))
 
 
 def all_of(calls: Sequence[Callable[[], Tensor]]) -> None:

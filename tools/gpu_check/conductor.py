@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,9 @@ from gpu_check.standalone import child_environment
 
 TOOL = Path(__file__).resolve().parent
 GRACE_S = 5.0
-Status = Literal["ok", "failed", "out of time", "not started"]
+SAVE_S = 5.0
+"""Whoever cuts the run off loses no more rows than those of so many seconds."""
+Status = Literal["ok", "failed", "out of time", "not started", "cut off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,20 @@ class Outcome:
         return is_unfinished or any(row.failed for row in self.rows)
 
     @property
+    def is_finished(self) -> bool:
+        """A run that goes on need not repeat it."""
+        return self.status == "ok" and not self.failed
+
+    @property
     def is_closed_gate(self) -> bool:
         return self.section.is_gate and self.failed
 
 
 def conduct(
-    sections: Sequence[Section], scratch: Path, *, dry_run: bool, total_s: float, say: Callable[[str], None]
-) -> list[Outcome]:
-    """Run all; never raises for what a section does."""
+    sections: Sequence[Section], scratch: Path, *, dry_run: bool, total_s: float, say: Callable[[str], None],
+    save: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
+) -> list[Outcome]:  # fmt: skip
+    """Run all; never raises for what a section does. ``save`` is given what there is so far, every few seconds."""
     deadline = time.monotonic() + total_s
     outcomes: list[Outcome] = []
     for wave in waves(tuple(sections), dry_run):
@@ -55,10 +64,21 @@ def conduct(
             outcomes += [Outcome(section, "not started", 0.0, (), f"{closed} failed") for section in wave]
             continue
         with ThreadPoolExecutor(_width(wave)) as pool:
-            for outcome in pool.map(lambda section: run_section(section, scratch, dry_run, deadline), wave):
-                outcomes.append(outcome)
-                say(f"{outcome.section.name:17} {outcome.status:12} {outcome.seconds:6.1f} s, {len(outcome.rows)} rows")
+            running = {pool.submit(run_section, section, scratch, dry_run, deadline): section for section in wave}
+            while running:
+                for future in wait(running, SAVE_S, FIRST_COMPLETED).done:
+                    outcome = future.result()
+                    del running[future]
+                    outcomes.append(outcome)
+                    name, rows = outcome.section.name, len(outcome.rows)
+                    say(f"{name:17} {outcome.status:12} {outcome.seconds:6.1f} s, {rows} rows")
+                save([*outcomes, *(cut_off(section, scratch) for section in running.values())])
     return outcomes
+
+
+def cut_off(section: Section, scratch: Path) -> Outcome:
+    """A section that is still running, if the run ends now."""
+    return Outcome(section, "cut off", 0.0, read_rows(scratch, section.name), "the run ended before it did")
 
 
 def _width(wave: Sequence[Section]) -> int:
@@ -110,6 +130,19 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
+
+
+def end_with_parent() -> None:
+    """Called by a child: end it, and what it started, soon after its parent is gone. A run that is cut off would
+    leave it at work on the card."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def tail(log: Path, lines: int = 6) -> str:

@@ -53,12 +53,6 @@ class HeadShape:
         layers = self.target.num_hidden_layers
         return 1, max(0, layers // 2 - 1), max(0, layers - 4)
 
-    def drafting_bytes(self, drafts: int, bytes_per_weight: float) -> float:
-        """The least that draft KV sync and so many drafts must read: for the first draft all of the head, for each
-        other one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made
-        with. Without keys and values."""
-        return bytes_per_weight * (self.fc + (drafts * (self.layer + self.lm_head) if drafts else self.qkv))
-
 
 def write_head(shape: HeadShape, folder: Path, dtype: torch.dtype, device: str) -> None:
     """``config.json`` and ``model.safetensors`` as the paper's authors name things (arXiv:2503.01840)."""

@@ -14,7 +14,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from engine.assembly.compose import quoted
 from engine.contracts.events import StepEvent
 from engine.contracts.request import SamplingParams
+from gpu_check import floors
 from gpu_check.draft_head import HeadShape
 from gpu_check.engine_run import DecodeStep, EngineRun
 from gpu_check.section import Context, Row, time_row
@@ -36,9 +37,6 @@ STEPS, WARM_UP = 24, 4
 LENGTHS = (2, 3, 4, 5)
 FORMATS: dict[str, tuple[float, list[str]]] = {"bf16": (2.0, []), "fp8": PLANS["fp8"]}
 """Bytes per weight, and what is asked for."""
-PUBLISHED_PLAIN, PUBLISHED = "published: 5.24 ms", "published: 2.2 ms at 3.9, 1.57 at 5.4"
-"""Llama-3.1-8B-Instruct in bfloat16 at batch 1 on an H200, with an EAGLE3 chain of 7 drafts and without (SpecForge's
-SpecBundle table, SGLang): 2.2 ms on MT-Bench, 1.57 on MATH500, at these acceptance lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +76,14 @@ class Subject:
     shape: Shape
     bytes_per_weight: float
 
-    def is_published(self, batch: int) -> bool:
-        """Whether others have said what it takes them."""
-        return batch == 1 and self.bytes_per_weight == FORMATS["bf16"][0]
-
-    def limit_ms(self, batch: int, num_draft_tokens: int | None = None) -> float:
-        """The shortest the measured read bandwidth allows for a plain step, or for one with so many drafts."""
+    def bars(self, batch: int, num_draft_tokens: int | None = None) -> floors.Bars:
+        """Of a plain step, or of one with so many drafts."""
         tokens = context_tokens(self.context.dry_run) + STEPS // 2
-        keys = self.shape.decode_bytes(batch, tokens, 2) - self.shape.decode_bytes(0, tokens, 2)
-        least = self.bytes_per_weight * (self.shape.body + self.shape.head + keys / 2)
+        work = floors.decode(self.shape, batch, tokens, weight=self.bytes_per_weight)
         if num_draft_tokens is not None:
-            least += HeadShape(self.shape).drafting_bytes(num_draft_tokens, self.bytes_per_weight)
-        return least / self.context.rates["read_gb_s"] / 1e6
+            drafts = floors.drafting(HeadShape(self.shape), num_draft_tokens, self.bytes_per_weight)
+            work = floors.both(work, drafts)
+        return self.context.bars(work)
 
 
 def run(context: Context) -> None:
@@ -100,6 +94,8 @@ def run(context: Context) -> None:
         raise RuntimeError(f"there is no head {head}: the section prepare did not get that far")
     for title, (per_weight, asked) in formats(context.dry_run).items():
         subject = Subject(f"{name} {title}", context, shape, per_weight)
+        if all(is_there(subject, batch) for batch in batches(context.dry_run)):
+            continue
         plain = plain_steps(subject, folder, asked)
         give_back_memory()
         drafted_steps(subject, folder, head, asked, plain)
@@ -144,9 +140,7 @@ def plain_steps(subject: Subject, folder: Path, asked: Sequence[str]) -> dict[in
         steps = [engine.decode(batch, context_tokens(dry_run), STEPS + WARM_UP) for _ in range(2)][-1]
         found[batch] = step = medians(steps)
         metric = f"{subject.title}: batch {batch}, plain step"
-        target = PUBLISHED_PLAIN if subject.is_published(batch) else ""
-        row = time_row(metric, step.wall_ms, subject.limit_ms(batch), detail={"device_ms": step.device_ms})
-        subject.context.emit(replace(row, target=target))
+        subject.context.emit(time_row(metric, step.wall_ms, subject.bars(batch), detail={"device_ms": step.device_ms}))
     engine.close()
     return found
 
@@ -165,9 +159,11 @@ def drafted_steps(subject: Subject, folder: Path, head: Path, asked: Sequence[st
     engine = EngineRun(folder, context.device, [*overrides(dry_run), *drafter, *asked])
     context.emit(Row(f"{subject.title}: engine with a head built", round(engine.build_s, 1), "s"))
     for batch, step in plain.items():
+        if is_there(subject, batch):
+            continue
         for num_draft_tokens in (0, *numbers_of_drafts(dry_run)):
             found = measure(engine, batch, context_tokens(dry_run), num_draft_tokens)
-            context.emit(step_row(subject, found, batch, step, subject.limit_ms(batch, num_draft_tokens)))
+            context.emit(step_row(subject, found, batch, step, subject.bars(batch, num_draft_tokens)))
         for length in LENGTHS:
             context.emit(length_row(subject, found, batch, step, length))
     engine.close()
@@ -219,7 +215,7 @@ def summed_up(steps: Sequence[DecodeStep], num_draft_tokens: int) -> Drafted:
     return Drafted(num_draft_tokens, whole, verify, draft, sum(r.event.accepted for r in steps))
 
 
-def step_row(subject: Subject, found: Drafted, batch: int, plain: Plain, limit_ms: float) -> Row:
+def step_row(subject: Subject, found: Drafted, batch: int, plain: Plain, bars: floors.Bars) -> Row:
     """A decode step in its parts; ``c``: a draft, KV sync included, ``v``: verifying, in plain steps on the device."""
     step, num_drafts = plain.device_ms, found.num_draft_tokens
     c, v = found.draft / max(1, num_drafts) / step, found.verify / step
@@ -231,15 +227,25 @@ def step_row(subject: Subject, found: Drafted, batch: int, plain: Plain, limit_m
     }  # fmt: skip
     return Row(
         f"{subject.title}: batch {batch}, decode step of {what}", f"c {c:.3f}, v {v:.2f}: {parts}", "ms",
-        limit=limit_ms, share=limit_ms / found.whole, is_check=False, detail=detail,
+        limit=bars.limit, share=None if bars.limit is None else bars.limit / found.whole, floor=bars.floor,
+        is_check=False, detail=detail,
     )  # fmt: skip
+
+
+def length_metric(subject: Subject, batch: int, num_draft_tokens: int, length: int) -> str:
+    """The name of the row."""
+    return f"{subject.title}: batch {batch}, {num_draft_tokens} drafts, acceptance length {length} (simulated)"
+
+
+def is_there(subject: Subject, batch: int) -> bool:
+    """Whether a run that is gone on with has the last row of this batch size, and so all of them."""
+    most = numbers_of_drafts(subject.context.dry_run)[-1]
+    return subject.context.has(length_metric(subject, batch, most, LENGTHS[-1]))
 
 
 def length_row(subject: Subject, found: Drafted, batch: int, plain: Plain, length: int) -> Row:
     """Milliseconds per token if every step yielded ``length`` tokens."""
-    ms, limit = found.whole / length, subject.limit_ms(batch, found.num_draft_tokens) / length
-    return Row(
-        f"{subject.title}: batch {batch}, {found.num_draft_tokens} drafts, acceptance length {length} (simulated)",
-        round(ms, 4), "ms/token", limit, limit / ms, PUBLISHED if subject.is_published(batch) else "", is_check=False,
-        detail={"speed_up": plain.wall_ms / ms, "plain_ms": plain.wall_ms, "simulated": "the step / the length"},
-    )  # fmt: skip
+    ms, bars = found.whole / length, subject.bars(batch, found.num_draft_tokens).times(1 / length)
+    metric = length_metric(subject, batch, found.num_draft_tokens, length)
+    detail = {"speed_up": plain.wall_ms / ms, "plain_ms": plain.wall_ms, "simulated": "the step / the length"}
+    return time_row(metric, round(ms, 4), bars, unit="ms/token", detail=detail)

@@ -12,6 +12,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PlainWeight
 from engine.kernels.linear import PackedLinear
 from engine.kernels.packing import Target, pack_weight
+from gpu_check import floors
 from gpu_check.formats import Format, few_or_many
 from gpu_check.section import Context, time_row
 from gpu_check.shapes import SHAPES
@@ -42,20 +43,22 @@ def plain(out_features: int, in_features: int) -> PackedLinear:
 
 def run(context: Context) -> None:
     baseline: dict[int, float] = {}
+    operands = {"bf16": "bf16"} | {form.name: form.activations for form in FORMATS}
     makers = {"bf16": plain} | {form.name: partial(quantized, form) for form in FORMATS}
     for name, make in makers.items():
+        metrics = {rows: f"8B layer's linears, {name}, {rows} rows" for rows in ROWS}
+        if baseline and context.has(*metrics.values()):
+            continue
         packed = [(make(out, size), size) for _ in range(LAYERS) for out, size in sizes()]
         held = sum(linear.num_bytes for linear, _ in packed) / LAYERS
         products = [(few_or_many(linear, size, "cuda"), size) for linear, size in packed]
-        for rows in ROWS:
+        for rows, metric in metrics.items():
             ms = layer_ms(products, rows)
             baseline.setdefault(rows, ms)
             weights = sum(out * size for out, size in sizes())
-            limit = max(
-                held / context.rates["read_gb_s"] / 1e6, 2.0 * rows * weights / context.rates["gemm_tflop_s"] / 1e9
-            )
+            bars = context.bars(floors.linears(held, weights, rows, operands[name]))
             detail = {"bf16_ms": baseline[rows], "times_faster": round(baseline[rows] / ms, 2), "GB/s": held / ms / 1e6}
-            context.emit(time_row(f"8B layer's linears, {name}, {rows} rows", ms, limit, detail=detail))
+            context.emit(time_row(metric, ms, bars, detail=detail))
         del packed, products
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_check import floors
 from gpu_check.engine_run import EngineRun
-from gpu_check.section import Context, Row
-from gpu_check.shapes import folder_of
+from gpu_check.section import Context, Row, time_row
+from gpu_check.shapes import folder_of, shape_of
 from gpu_check.speed import context_tokens, overrides
 
 STEPS = 24
@@ -36,6 +37,10 @@ def run(context: Context) -> None:
     name = context.section.argument
     engine = EngineRun(folder_of(name, context.scratch), context.device, overrides(context.dry_run))
     for batch in BATCHES:
+        launched = f"{name}: kernels and copies of a decode step, batch {batch}"
+        summed_times = f"{name}: their time, one after another, batch {batch}"
+        if context.has(launched, summed_times):
+            continue
         engine.decode(batch, context_tokens(context.dry_run), STEPS)
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             steps = len(engine.decode(batch, context_tokens(context.dry_run), STEPS))
@@ -47,8 +52,9 @@ def run(context: Context) -> None:
              "share": round(k.us_per_step / total, 3)}
             for k in kernels
         ]  # fmt: skip
-        context.emit(Row(f"{name}: kernels and copies of a decode step, batch {batch}", round(launches), detail=detail))
-        context.emit(Row(f"{name}: their time, one after another, batch {batch}", round(total / 1e3, 3), "ms"))
+        context.emit(Row(launched, round(launches), detail=detail))
+        work = floors.decode(shape_of(name, context.dry_run), batch, context_tokens(context.dry_run), weight=2.0)
+        context.emit(time_row(summed_times, round(total / 1e3, 3), context.bars(work)))
     engine.close()
 
 

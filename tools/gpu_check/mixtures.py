@@ -22,6 +22,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import Quantizer, StoredTensor, Weight, WeightFormat
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.random_model import RandomModel, random_model
+from gpu_check import floors
 from gpu_check.formats import Format
 from gpu_check.section import Context, Row, time_row
 from gpu_check.timing import device_ms, wall_s
@@ -133,11 +134,14 @@ def measure(context: Context, title: str, subject: Subject, form: Format | None)
         sizes["num_hidden_layers"] = layers = layers_that_fit(sizes, form, ROOM * free)
     whole = subject.config["num_hidden_layers"]
     of = "" if layers == whole or context.dry_run else f", {layers} of {whole} layers"
+    metric = f"{title}{of}: decode, batch 1"
+    if context.has(metric):
+        return
     made = build(context, sizes, subject, form)
     ms = wall_s(made.step, "cpu") * 1e3 if context.dry_run else device_ms(captured(made), "cuda")
-    limit = (made.weight_bytes + made.kv_bytes) / context.rates["read_gb_s"] / 1e6
+    bars = context.bars(floors.Work(made.weight_bytes + made.kv_bytes))
     detail = {"active_gb": made.weight_bytes / 1e9, "kv_mb": made.kv_bytes / 1e6, "layers": layers, "of": whole}
-    context.emit(time_row(f"{title}{of}: decode, batch 1", ms, limit, detail=detail))
+    context.emit(time_row(metric, ms, bars, detail=detail))
 
 
 def build(context: Context, sizes: Mapping[str, Any], subject: Subject, form: Format | None) -> RandomModel:

@@ -28,6 +28,8 @@ def run(context: Context) -> None:
     for layout in LAYOUTS[:1] if context.dry_run else LAYOUTS:
         for how, overrides in ways(context.device, num_ranks(layout)):
             name = f"{' '.join(layout)}, {how}: tokens that differ from one rank's"
+            if context.has(name):
+                continue
             asked = [f"parallelism.{size}" for size in layout]
             try:
                 ranks = EngineRun("bundled", context.device, [*asked, *overrides, "model.dtype=float32", *LIMITS])

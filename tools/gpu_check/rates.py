@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpu_check.floors import sheet_rates
 from gpu_check.section import FACTS, Context, Row
 from gpu_check.timing import device_ms
 
@@ -38,9 +39,15 @@ def run(context: Context) -> None:
     gemm = gemm_rate(size, device)
     rates = {"read_gb_s": read[best], "copy_gb_s": copy, "gemm_tflop_s": gemm}
     (context.scratch / FACTS).write_text(json.dumps(rates))
-    context.emit(Row(f"read bandwidth ({best})", round(read[best], 1), "GB/s", detail=read | device_detail(device)))
-    context.emit(Row("copy bandwidth", round(copy, 1), "GB/s"))
-    context.emit(Row(f"bf16 GEMM {size}^3", round(gemm, 1), "TFLOP/s"))
+    sheet = sheet_rates(context.card)
+    rows = (
+        Row(f"read bandwidth ({best})", round(read[best], 1), "GB/s", floor=sheet.get("read_gb_s"),
+            detail=read | device_detail(device)),
+        Row("copy bandwidth", round(copy, 1), "GB/s", floor=sheet.get("copy_gb_s")),
+        Row(f"bf16 GEMM {size}^3", round(gemm, 1), "TFLOP/s", floor=sheet.get("gemm_tflop_s")),
+    )  # fmt: skip
+    for row in rows:
+        context.emit(row)
 
 
 def memory_rates(num_bytes: int, device: str) -> tuple[dict[str, float], float]:

@@ -12,11 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from gpu_check.section import Context, Row
+from gpu_check import floors
+from gpu_check.section import Context, Row, time_row
 from gpu_check.shapes import folder_of, shape_of
 
 ENGINE = (sys.executable, "-m", "engine.cli.main")
 READY_S = 25.0
+MEASURED = ("requests answered", "TTFT p50", "ITL p50", "output")
 
 
 def run(context: Context) -> None:
@@ -34,7 +36,8 @@ def run(context: Context) -> None:
         until_ready(f"http://127.0.0.1:{port}", server, log)
         context.emit(Row("serve: from the command to readiness", round(time.monotonic() - started, 1), "s"))
         for at_once in (2,) if context.dry_run else (1, 8, 32):
-            bench(context, port, at_once)
+            if not context.has(*(f"serve, {at_once} at once: {what}" for what in MEASURED)):
+                bench(context, port, at_once)
     finally:
         server.terminate()
         server.wait(20)
@@ -61,10 +64,14 @@ def bench(context: Context, port: int, at_once: int) -> None:
     context.emit(
         Row(f"{name}: requests answered", f"{counts['ok']} of {requests}", target="all", held=ok, detail=summary)
     )
-    for key, label in (("ttft_ms", "TTFT"), ("itl_ms", "ITL")):
-        context.emit(Row(f"{name}: {label} p50", metrics[key]["p50"], "ms"))
+    shape, weight = shape_of("1b", context.dry_run), 4.0 if context.dry_run else 2.0
+    first = context.bars(floors.prefill(shape, prompt, weight))
+    step = context.bars(floors.decode(shape, at_once, prompt + output // 2, weight=weight))
+    context.emit(time_row(f"{name}: TTFT p50", metrics["ttft_ms"]["p50"], first))
+    context.emit(time_row(f"{name}: ITL p50", metrics["itl_ms"]["p50"], step))
     rate = result["throughput"]["output_tokens_per_s"]
-    context.emit(Row(f"{name}: output", None if rate is None else round(rate, 1), "tokens/s"))
+    most = None if step.floor is None else at_once * 1e3 / step.floor
+    context.emit(Row(f"{name}: output", None if rate is None else round(rate, 1), "tokens/s", floor=most))
 
 
 def free_port() -> int:

@@ -41,17 +41,6 @@ class Shape:
     def head(self) -> int:
         return self.hidden_size * self.vocab_size
 
-    def decode_bytes(self, batch: int, context: int, itemsize: int) -> int:
-        """The least a decode step must read: every weight once, and the keys and values of each row's context."""
-        kv = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * context
-        return itemsize * (self.body + self.head + batch * kv)
-
-    def prefill_flops(self, tokens: int) -> float:
-        """Of a whole prompt: the products of every token, causal attention, and the head for one row."""
-        pairs = tokens * (tokens + 1) / 2
-        attention = 4.0 * pairs * self.num_attention_heads * self.head_dim * self.num_hidden_layers
-        return 2.0 * self.body * tokens + attention + 2.0 * self.head
-
 
 SHAPES = {
     "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, True),

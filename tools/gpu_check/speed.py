@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpu_check import floors
 from gpu_check.contestants import Compiled, Contestant, Eager, Transformers
 from gpu_check.engine_run import DecodeStep, EngineRun
 from gpu_check.plain_llama import PlainLlama
@@ -43,10 +44,10 @@ class Subject:
     def itemsize(self) -> int:
         return 4 if self.context.dry_run else 2
 
-    def limit_ms(self, batch: int) -> float:
-        """The shortest decode step the measured read bandwidth allows, in the middle of the decoded text."""
+    def bars(self, batch: int) -> floors.Bars:
+        """Of a decode step, in the middle of the decoded text."""
         tokens = context_tokens(self.context.dry_run) + DECODED // 2
-        return self.shape.decode_bytes(batch, tokens, self.itemsize) / self.context.rates["read_gb_s"] / 1e6
+        return self.context.bars(floors.decode(self.shape, batch, tokens, weight=self.itemsize))
 
 
 def context_tokens(dry_run: bool) -> int:
@@ -85,6 +86,9 @@ def decode_alone(subject: Subject) -> None:
     """Decode and the device's idle time between steps, with nothing else on the card."""
     dry_run = subject.context.dry_run
     for batch in batches(dry_run):
+        metric, gap_metric = f"{subject.name}: decode, batch {batch}", f"{subject.name}: host gap, batch {batch}"
+        if subject.context.has(metric, gap_metric):
+            continue
         runs = [subject.run.decode(batch, context_tokens(dry_run), DECODED) for _ in range(1 if dry_run else 2)]
         steps = runs[-1]  # the first one met cold caches
         ms = statistics.median(step.wall_ms for step in steps)
@@ -92,15 +96,15 @@ def decode_alone(subject: Subject) -> None:
             "least_share": LEAST_SHARE.get((subject.name, batch)), "most_ms": MOST_MS.get((subject.name, batch))
         }  # fmt: skip
         detail = spread(steps) | {"tokens_per_s": round(batch * 1e3 / ms, 1), "steps": len(steps)}
-        metric = f"{subject.name}: decode, batch {batch}"
-        subject.context.emit(time_row(metric, ms, subject.limit_ms(batch), **targets, detail=detail))
+        subject.context.emit(time_row(metric, ms, subject.bars(batch), **targets, detail=detail))
         gap = statistics.median(step.event.gap_ms for step in steps)
         host = statistics.median(step.event.host_ms for step in steps)
         promised = not dry_run
         subject.context.emit(
             Row(
-                f"{subject.name}: host gap, batch {batch}", gap, "ms", detail={"host_ms": host}, is_check=False,
-                target=f"<= {MOST_GAP_MS} ms" if promised else "", held=gap <= MOST_GAP_MS if promised else None,
+                gap_metric, gap, "ms", floor=0.0, is_check=False,
+                detail={"host_ms": host}, target=f"<= {MOST_GAP_MS} ms" if promised else "",
+                held=gap <= MOST_GAP_MS if promised else None,
             )
         )  # fmt: skip
 
@@ -114,15 +118,17 @@ def first_tokens(subject: Subject) -> None:
     """TTFT of one prompt on an idle engine, against the measured GEMM rate."""
     dry_run = subject.context.dry_run
     for tokens in (32, 64) if dry_run else PROMPTS:
+        metric = f"{subject.name}: TTFT, {tokens} tokens"
+        if subject.context.has(metric):
+            continue
         found = [subject.run.first_token(tokens) for _ in range(1 + ROUNDS)][1:]
         times, steps = [ms for ms, _ in found], [step for _, steps in found for step in steps]
-        limit = subject.shape.prefill_flops(tokens) / subject.context.rates["gemm_tflop_s"] / 1e9
+        bars = subject.context.bars(floors.prefill(subject.shape, tokens, subject.itemsize))
         least = None if dry_run else LEAST_GEMM_SHARE.get((subject.name, tokens))
-        metric = f"{subject.name}: TTFT, {tokens} tokens"
         detail = {
             "ms": times, "host_ms": [step.host_ms for step in steps], "device_ms": [step.device_ms for step in steps]
         }  # fmt: skip
-        subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=detail))
+        subject.context.emit(time_row(metric, statistics.median(times), bars, least_share=least, detail=detail))
 
 
 def start_and_ledger(subject: Subject) -> None:
@@ -150,6 +156,8 @@ def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
     dry_run = subject.context.dry_run
     same_model(subject, weights)
     for batch in batches(dry_run):
+        if subject.context.has(*(ratio_metric(subject, batch, name) for name in names_of(batch))):
+            continue
         contestants = enter(subject, weights, batch)
         times: dict[str, list[float]] = {name: [] for name in ("engine", *contestants)}
         for _ in range(1 if dry_run else ROUNDS):
@@ -160,31 +168,44 @@ def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
         ours = statistics.median(times["engine"])
         for name in contestants:
             theirs = statistics.median(times[name])
-            metric, detail = f"{subject.name}: batch {batch}, {name} / engine", {"ms": theirs, "engine_ms": ours}
+            metric, detail = ratio_metric(subject, batch, name), {"ms": theirs, "engine_ms": ours}
             target, held = ("", None) if dry_run else ("> 1", theirs > ours)
             subject.context.emit(
                 Row(metric, round(theirs / ours, 2), "x", target=target, held=held, is_check=False, detail=detail)
             )
 
 
+EAGER, COMPILED, TRANSFORMERS = "torch eager", "torch.compile + CUDA graph", "transformers generate"
+
+
+def names_of(batch: int) -> tuple[str, ...]:
+    """Who is measured beside the engine. The whole forward pass of transformers is compiled anew for each batch size,
+    which takes longer than this section has."""
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    return (EAGER, COMPILED, TRANSFORMERS) if batch == 1 and has_transformers else (EAGER, COMPILED)
+
+
+def ratio_metric(subject: Subject, batch: int, name: str) -> str:
+    """The name of a contestant's row."""
+    return f"{subject.name}: batch {batch}, {name} / engine"
+
+
 def enter(subject: Subject, weights: dict[str, Tensor], batch: int) -> dict[str, Contestant]:
     """Those that run here; one that does not is a row that says why."""
     rows = context_tokens(subject.context.dry_run)
     makers: dict[str, Callable[[], Contestant]] = {
-        "torch eager": partial(Eager, subject.shape, weights, batch, rows),
-        "torch.compile + CUDA graph": partial(Compiled, subject.shape, weights, batch, rows),
+        EAGER: partial(Eager, subject.shape, weights, batch, rows),
+        COMPILED: partial(Compiled, subject.shape, weights, batch, rows),
+        TRANSFORMERS: partial(Transformers, subject.shape, weights, batch, rows),
     }
-    # Its whole forward pass is compiled anew for each batch size, which takes longer than this section has.
-    if batch == 1 and importlib.util.find_spec("transformers"):
-        makers["transformers generate"] = partial(Transformers, subject.shape, weights, batch, rows)
     found: dict[str, Contestant] = {}
-    for name, make in makers.items():
+    for name in names_of(batch):
         try:
-            found[name] = make()
+            found[name] = makers[name]()
         except Exception as problem:
             traceback.print_exc()
             why = f"{type(problem).__name__}: {problem}"[:200]
-            subject.context.emit(Row(f"{subject.name}: batch {batch}, {name} / engine", detail=why))
+            subject.context.emit(Row(ratio_metric(subject, batch, name), detail=why))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from gpu_check import floors
 from gpu_check.engine_run import EngineRun
 from gpu_check.section import Context, Row, time_row
 from gpu_check.shapes import folder_of, shape_of
@@ -22,15 +23,17 @@ def run(context: Context) -> None:
     name = context.section.argument
     shape, folder = shape_of(name, context.dry_run), folder_of(name, context.scratch)
     for plan, (per_weight, asked) in PLANS.items():
+        metrics = {batch: f"{name} {plan}: decode, batch {batch}" for batch in batches(context.dry_run)}
+        if context.has(*metrics.values()):
+            continue
         engine = EngineRun(folder, context.device, [*overrides(context.dry_run), *asked])
         context.emit(Row(f"{name} {plan}: engine built", round(engine.build_s, 1), "s"))
         per_key = 2 if asked[1].endswith("native") else 1
-        for batch in batches(context.dry_run):
+        for batch, metric in metrics.items():
             steps = [engine.decode(batch, context_tokens(context.dry_run), DECODED) for _ in range(2)][-1]
             ms = statistics.median(step.wall_ms for step in steps)
             tokens = context_tokens(context.dry_run) + DECODED // 2
-            kv = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens * per_key
-            limit = (shape.body * per_weight + shape.head + batch * kv) / context.rates["read_gb_s"] / 1e6
+            work = floors.decode(shape, batch, tokens, weight=per_weight, head=1.0, kv=per_key)
             least = LEAST_SHARE.get(plan) if batch == 1 else None
-            context.emit(time_row(f"{name} {plan}: decode, batch {batch}", ms, limit, least_share=least))
+            context.emit(time_row(metric, ms, context.bars(work), least_share=least))
         engine.close()

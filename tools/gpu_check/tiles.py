@@ -25,11 +25,12 @@ from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
 from engine.kernels.triton.quantized.loaders import tile_loader
 from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile
 from engine.kernels.triton.weights import load_plain
-from gpu_check.attention_cuts import cut_attention
+from gpu_check import floors
+from gpu_check.attention_cuts import CUT_METRICS, cut_attention
 from gpu_check.formats import Format
 from gpu_check.in_turns import COMPILE_S, captured, replaced, suppress_and_say, wait_for_all
 from gpu_check.linears import Layer, cache_for, heads_of
-from gpu_check.section import Context, Row
+from gpu_check.section import Context, Row, time_row
 from gpu_check.shapes import EPS, SHAPES, TINY, Shape
 from gpu_check.timing import device_ms
 
@@ -80,10 +81,12 @@ JOBS = (
 
 def run(context: Context) -> None:
     spawn = multiprocessing.get_context("spawn")
-    jobs = [Job("1b", "bf16", 1), Job("1b", "int4", 3)] if context.dry_run else JOBS
-    turn, ready = spawn.Lock(), spawn.Barrier(len(jobs) + (not context.dry_run))
+    every = (Job("1b", "bf16", 1), Job("1b", "int4", 3)) if context.dry_run else JOBS
+    jobs = [job for job in every if not context.has(title(job))]
+    cuts_attention = not context.dry_run and not context.has(*CUT_METRICS)
+    turn, ready = spawn.Lock(), spawn.Barrier(len(jobs) + cuts_attention)
     workers = [spawn.Process(target=guarded, args=(job, context, turn, ready)) for job in jobs]
-    if not context.dry_run:
+    if cuts_attention:
         workers.append(spawn.Process(target=cut_attention, args=(context, turn, ready)))
     for worker in workers:
         worker.start()
@@ -97,7 +100,7 @@ def guarded(job: Job, context: Context, turn: Any, ready: Any) -> None:
         work(job, context, turn, ready)
     except Exception:
         traceback.print_exc()
-        context.emit(Row(str(job), None, detail=traceback.format_exc()[-600:], held=False))
+        context.emit(Row(title(job), None, detail=traceback.format_exc()[-600:], held=False))
         wait_for_all(ready)
 
 
@@ -108,7 +111,7 @@ class Chain:
         self.job, self.shape = job, shape
         self.case = Layer(shape, torch.float32 if device == "cpu" else torch.bfloat16, device, job.rows)
         self.launch = Launch.on(device)
-        self.bytes = 0
+        self.bytes = self.weights = 0
         q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         hidden, ffn = shape.hidden_size, shape.intermediate_size
         self.layers = [
@@ -133,6 +136,7 @@ class Chain:
             norm = NormWeight(norm.weight.to(self.case.dtype), EPS)
         parts = (loader.weight, loader.scale, loader.zero, loader.channel_scale)
         self.bytes += sum(part.numel() * part.element_size() for part in parts if part is not None)
+        self.weights += out_features * in_features
         return SkinnyLinear(self.launch, loader, in_features, out_features, norm)
 
     def loader(self, out_features: int, in_features: int) -> TileLoader:
@@ -198,8 +202,16 @@ def work(job: Job, context: Context, turn: Any, ready: Any) -> None:
     found["fastest tiles"] = {f"{out} x {size}": list(tile) for (out, size), tile in best.items()}
     found["bytes"] = chain.bytes
     found["GB/s"] = round(chain.bytes / found["default"] / 1e3)
-    us = None if context.dry_run else found["default"]
-    context.emit(Row(f"{job}: {LAYERS} layers and head", us, "us", detail="nothing is timed" if us is None else found))
+    if context.dry_run:
+        context.emit(Row(title(job), "run", detail="nothing is timed"))
+        return
+    bars = context.bars(floors.linears(chain.bytes, chain.weights, job.rows)).times(1e3)
+    context.emit(time_row(title(job), found["default"], bars, unit="us", detail=found))
+
+
+def title(job: Job) -> str:
+    """Of its row."""
+    return f"{job}: {LAYERS} layers and head"
 
 
 def timed(call: Callable[[], Any], context: Context) -> float:
