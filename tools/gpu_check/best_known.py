@@ -36,7 +36,6 @@ HERE = "this tool, 2026-11-26"
 TABLE: tuple[Best, ...] = (
     Best("read bandwidth *", "H100", "AutoMegaKernel's measurement", value=3089.0),
     Best("read bandwidth *", "H200", HERE, value=4630.0),
-    Best("copy bandwidth", "H100", HERE, value=3000.0),
     Best("copy bandwidth", "H200", HERE, value=4260.6),
     Best("bf16 GEMM *", "H200", f"cuBLAS, {HERE}", value=685.4),
     Best("1b: decode, batch 1", "H100", MEGAKERNEL.format("0.980"), value=0.973),
