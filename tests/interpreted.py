@@ -30,7 +30,10 @@ ON_CPU = (
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,
-    *(f"kernels/triton/test_{name}.py" for name in ("chain_inputs", "heads", "joined_norms", "linear", "lowering")),
+    *(
+        f"kernels/triton/test_{name}.py"
+        for name in ("chain_inputs", "fragments", "heads", "joined_norms", "linear", "lowering")
+    ),
     *(f"kernels/triton/test_{name}.py" for name in ("mixture", "narrow_types", "routing", "rowwise")),
     *(f"kernels/triton/test_{name}.py" for name in ("step_outputs", "sums")),
     "sampling/triton/test_kernels.py",
@@ -42,7 +45,10 @@ KERNEL_TESTS = (
 """Files whose tests run Triton kernels, below ``tests/``."""
 SHORT = (
     "drafting/test_engine.py",
-    *(f"kernels/triton/test_{name}.py" for name in ("chain_inputs", "heads", "joined_norms", "linear", "lowering")),
+    *(
+        f"kernels/triton/test_{name}.py"
+        for name in ("chain_inputs", "fragments", "heads", "joined_norms", "linear", "lowering")
+    ),
     *(f"kernels/triton/test_{name}.py" for name in ("mixture", "narrow_types", "ranks", "routing", "rowwise")),
     *(f"kernels/triton/test_{name}.py" for name in ("step_outputs", "sums")),
     *(f"kernels/triton/test_quantized_{name}.py" for name in ("linear", "loaders")),

@@ -293,9 +293,9 @@ def test_a_section_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def test_all_budgets_together_are_under_nine_minutes() -> None:
+def test_all_budgets_together_are_under_ten_minutes() -> None:
     total = sum(max(section.budget_s for section in wave) for wave in registry.waves(registry.SECTIONS, False))
-    assert total <= registry.TOTAL_S < 9 * 60
+    assert total <= registry.TOTAL_S < 10 * 60
 
 
 def test_what_measures_time_runs_alone_and_after_what_it_needs() -> None:

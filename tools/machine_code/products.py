@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+from engine.contracts.quantizer import WordLoader
 from engine.kernels.triton import experts, skinny
+from engine.kernels.triton.narrow_types import e4m3_pairs, int4_pairs, int8_pairs
 from engine.kernels.triton.quantized import tiles
 from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
@@ -39,26 +41,32 @@ class Format(NamedTuple):
     unpack_tile: Any = None
     group_size: int = 0
     group_scale: Any = tiles.group_scale
+    words: WordLoader | None = None
 
     @property
     def tile_scale(self) -> Any:
         return self.group_scale if self.group_size else None
 
 
+INT8_WORDS = WordLoader(tiles.byte_words, int8_pairs, 8)
+E4M3_WORDS = WordLoader(tiles.byte_words, e4m3_pairs, 8)
+INT4_WORDS = WordLoader(tiles.nibble_words, int4_pairs, 4)
 CHANNEL = {"channel_scale_ptr": "*fp32"}
 FORMATS = {
     "bf16": Format(16, {"weight_ptr": "*bf16"}, load_plain),
-    "int8": Format(8, {"weight_ptr": "*i8", **CHANNEL}, tiles.load_int8, tiles.unpack_int8),
-    "fp8": Format(8, {"weight_ptr": "*u8", **CHANNEL}, tiles.load_int8, tiles.unpack_e4m3),
+    "int8": Format(8, {"weight_ptr": "*i8", **CHANNEL}, tiles.load_int8, tiles.unpack_int8, words=INT8_WORDS),
+    "fp8": Format(8, {"weight_ptr": "*u8", **CHANNEL}, tiles.load_int8, tiles.unpack_e4m3, words=E4M3_WORDS),
     "fp8 blocks": Format(
-        8, {"weight_ptr": "*u8", "scale_ptr": "*fp32"}, tiles.load_int8_groups, tiles.unpack_e4m3_groups, 128
+        8, {"weight_ptr": "*u8", "scale_ptr": "*fp32"}, tiles.load_int8_groups, tiles.unpack_e4m3_groups, 128,
+        words=E4M3_WORDS,
     ),
     "int4": Format(
-        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16"}, tiles.load_int4_groups, tiles.unpack_int4_groups, 128
+        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16"}, tiles.load_int4_groups, tiles.unpack_int4_groups, 128,
+        words=INT4_WORDS,
     ),
     "int4 zeros": Format(
         4, {"weight_ptr": "*u8", "scale_ptr": "*fp16", "zero_ptr": "*i8"},
-        tiles.load_int4_groups, tiles.unpack_int4_zeros, 128,
+        tiles.load_int4_groups, tiles.unpack_int4_zeros, 128, words=INT4_WORDS,
     ),
     "mxfp4": Format(
         4, {"weight_ptr": "*u8", "scale_ptr": "*u8"}, tiles.load_int4_groups, tiles.unpack_e2m1_groups, 32,
@@ -96,7 +104,10 @@ def size_of(op: str, model: Shape) -> tuple[int, int]:
 
 def tile_of(op: str, model: Shape, rows: int, capability: int, weights: str) -> SkinnyTile:
     """What :func:`compile_op` compiles for."""
-    return skinny_tile(rows, *size_of(op, model), SMS[capability], FORMATS[weights].bits, op in NORMED)
+    form = FORMATS[weights]
+    return skinny_tile(
+        rows, *size_of(op, model), SMS[capability], form.bits, op in NORMED, has_words=form.words is not None
+    )
 
 
 def compile_skinny(
@@ -109,7 +120,12 @@ def compile_skinny(
     if rows > MAX_ROWS and kernel is not skinny.linear_store:
         tile = grouped_tile(size[1])
     else:
-        tile = skinny_tile(rows, *size, SMS[capability], form.bits, is_normed)
+        has_words = form.words is not None and "WORDS" in kernel.arg_names
+        tile = skinny_tile(rows, *size, SMS[capability], form.bits, is_normed, has_words)
+    load, unpack, words = form.load_tile, form.unpack_tile, 0
+    if tile.in_words and form.words is not None:
+        load, unpack, words = form.words.load, form.words.unpack, form.words.count
+        arguments = {name: kind for name, kind in arguments.items() if name != "norm_ptr"}  # rows are normed before
     if kernel is experts.expert_mix:
         tile = mix_tile(constants["TOP_K"], size[1], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
@@ -117,8 +133,8 @@ def compile_skinny(
     pdl = capability >= 90
     constants = {
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
-        "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
-        "TILE_SCALE": form.tile_scale,
+        "LOAD_TILE": load, "UNPACK_TILE": unpack, "TILE_SCALE": form.tile_scale,
+        "WORDS": words,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}

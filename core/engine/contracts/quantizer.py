@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class WordLoader:
+    """How a thread reads its part of a tile of 16 channels and 128 inputs: for weights of 4 or 8 bits, in groups of 128
+    inputs or whole tiles of them. See :mod:`engine.kernels.triton.fragments` for which thread has which inputs.
+
+    Two ``@triton.jit`` functions. ``load(weight_ptr, rows, tile, quarter, mask, IN_FEATURES)``: int32 words of channel
+    ``rows``, ``count`` of them, 4 or 8; all arguments but the first and last are ``[threads]``. ``unpack(word, zero)``:
+    the numbers of a word in pairs of bfloat16, ``16 / count`` words, less ``zero``, int32 or ``None``. Scales are the
+    kernel's.
+    """
+
+    load: Any
+    unpack: Any
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class TileLoader:
     """How fused kernels read a weight: tile by tile, dequantized in registers.
 
@@ -57,6 +73,8 @@ class TileLoader:
     ``[BLOCK_N, groups]``, with as many groups of equal size as a tile has, times the tile of ``unpack_tile`` are the
     weights.
 
+    ``words``: how tensor cores read it that multiply up to 16 bfloat16 rows; ``None``: by these functions, too.
+
     ``weight``, ``scale``, ``zero``: handed to ``load_tile`` as they are; a format without them has ``None``.
     ``channel_scale``: float32 ``[out]``, applied to the sums, once per output instead of once per weight.
     ``bias``: ``[out]``, any floating dtype, added last. ``group_size``: input features that share a scale, for
@@ -72,6 +90,7 @@ class TileLoader:
     group_size: int = 0
     unpack_tile: Any | None = None
     tile_scale: Any | None = None
+    words: WordLoader | None = None
 
     def bits_per_weight(self, in_features: int, out_features: int) -> int:
         """Bits a weight takes in memory, scales apart, rounded down."""

@@ -32,6 +32,8 @@ class KernelCost:
     """What was assembled."""
     cubin: bytes = field(repr=False)
     """Machine code."""
+    layouts: str = field(repr=False, default="")
+    """Triton's own form of it (TTGIR): which thread has which element of which tensor."""
 
     def __str__(self) -> str:
         return (
@@ -80,7 +82,8 @@ def measure_kernel(
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stores, loads = _costs(report.getvalue())
     shared, ptx, cubin = int(compiled.metadata.shared), str(compiled.asm["ptx"]), bytes(compiled.asm["cubin"])
-    return KernelCost(name or kernel.__name__, capability, registers, shared, stores, loads, ptx, cubin)
+    layouts, title = str(compiled.asm["ttgir"]), name or kernel.__name__
+    return KernelCost(title, capability, registers, shared, stores, loads, ptx, cubin, layouts)
 
 
 def _costs(report: str) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels.triton.fragments import CHANNELS
 from engine.kernels.triton.tiles import MAX_ROWS, mix_tile, skinny_tile
 
 H200 = 132
@@ -40,6 +41,17 @@ def test_sizes_are_powers_of_two_that_tensor_cores_and_pairs_accept(
 def test_two_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int, is_normed: bool) -> None:
     tiles = [skinny_tile(rows, out, inp, H200, bits, is_normed) for rows in range(1, MAX_ROWS + 1)]
     assert len(set(tiles[1:])) == 1
+
+
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.sampled_from([4, 8]), st.booleans())
+def test_of_words_two_compilations_serve_up_to_16_rows_and_none_more(
+    out: int, inp: int, bits: int, is_normed: bool
+) -> None:
+    tiles = [skinny_tile(rows, out, inp, H200, bits, is_normed, has_words=True) for rows in range(1, MAX_ROWS + 1)]
+    assert all(tile.in_words and tile.block_n == CHANNELS for tile in tiles)
+    assert {tile.block_m for tile in tiles[:8]} == {8} and {tile.block_m for tile in tiles[8:]} == {16}
+    assert len(set(tiles)) == 2
+    assert not skinny_tile(17, out, inp, H200, bits, has_words=True).in_words
 
 
 @pytest.mark.parametrize("bits", BITS)

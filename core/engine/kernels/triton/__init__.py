@@ -3,6 +3,7 @@
 With up to 16 rows a sequence is one kernel: RMSNorm, product, and everything up to the next sequence. So a layer of
 a dense decoder is four launches beside attention. Two sequences take a second kernel: query, key and value projections
 whose heads are normed or scaled as a whole (then a layer is five), and a head that also finds the most likely tokens.
+Where tensor cores read words (packed weights, bfloat16 rows: ``fragments.py``), a norm is a kernel of its own.
 With more rows the products are torch's matrix multiplications, and what lies between them is one kernel each.
 
 =============================  ==========================================  =========================================
@@ -32,8 +33,8 @@ the same on every rank, whether or not a pair is its own.
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``
 seconds is busy only while ``B * t`` bytes are on their way (Little's law). On an H200 that is 4.8 TB/s * 0.8 us =
 3.8 MB, 29 KB for each of its 132 multiprocessors (SMs). So a program has two tiles of weights on their way in
-registers while it multiplies a third (one row), or one to four stages of asynchronous copies (several rows). What is on
-its way is packed: codes are unpacked when they are multiplied.
+registers while it multiplies a third (one row, or words), or one to four stages of asynchronous copies (several rows).
+What is on its way is packed: codes are unpacked when they are multiplied.
 
 Which tiles are fastest was measured on an H100, in chains of a model's products as a step launches them
 (``docs/measured.md``). What ``tiles.py`` chooses, and what it follows from:
@@ -41,6 +42,7 @@ Which tiles are fastest was measured on an H100, in chains of a model's products
 ================  ==================  ========  =========  =====  ================================================
 rows              weights             columns   inputs     warps  why
 ================  ==================  ========  =========  =====  ================================================
+1 to 16, bf16     words of 4, 8 bits  16        128 each   4, 8   each warp has tiles of its own; 4 of many columns
 1                 16 bits, short      8 or 16   512, 256   4      columns that leave 1.9 programs per SM
 1                 16 bits, from 4096  8 or 16   1024, 256  8      twice the threads share a long row
 1                 8 bits              8 or 16   1024, 512  8      8 KB a tile, as above

@@ -45,12 +45,12 @@ def expert_gate(
         real = below(pair, SIZE, PAIRS)
         weights = first_weights(
             weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, 0, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         y = normed_product(
             weights, x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, norm_ptr,
             weight_ptr, scale_ptr, zero_ptr, weight_row, real, count, stride_x, eps,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_M, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, 0, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         gate, up = split_pairs(y, PAIRS, BLOCK_M)
         column, row = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS), tl.arange(0, BLOCK_M)
@@ -80,12 +80,12 @@ def expert_down(
         weight_row, real = expert.to(tl.int64) * OUT_FEATURES + column, below(column, OUT_FEATURES, BLOCK_N)
         weights = first_weights(
             weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, 0, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         y = normed_product(
             weights, x_ptr + first.to(tl.int64) * IN_FEATURES, None,
             weight_ptr, scale_ptr, zero_ptr, weight_row, real, count, IN_FEATURES, 0.0,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_M, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, 0, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         row = tl.arange(0, BLOCK_M)
         pair = tl.load(order_ptr + first + row, mask=row < count, other=0)

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import Launch, NormWeight
-from engine.kernels.triton.product import load_row
-from engine.kernels.triton.tile_ops import below, start_dependents, wait_for_input
+from engine.kernels.triton.rowwise import norm_row
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 
 
 @triton.jit(do_not_specialize_on_alignment=["token_ptr"])
@@ -28,28 +28,9 @@ def join_normed_rows(
         entry = row
         if token_ptr is not None:  # nothing outside of the table is read, whatever the token
             entry = tl.minimum(tl.maximum(tl.load(token_ptr + row), 0), table_rows - 1)
-        _norm_row(table_ptr + entry * SIZE, table_norm_ptr, joined_ptr, None, table_eps, SIZE, BLOCK)
+        norm_row(table_ptr + entry * SIZE, table_norm_ptr, joined_ptr, None, table_eps, SIZE, BLOCK)
     else:
-        _norm_row(x_ptr + row * stride_x, x_norm_ptr, joined_ptr + SIZE, normed_ptr + row * SIZE, x_eps, SIZE, BLOCK)
-
-
-@triton.jit
-def _norm_row(row_ptr, norm_ptr, out_ptr, copy_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """``row / rms(row) * norm`` in float32, rounded once; to ``copy_ptr``, too, unless it is ``None``."""
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, SIZE, BLOCK):
-        x, _ = load_row(row_ptr, None, start, SIZE, BLOCK)
-        squares += x * x
-    scale = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
-    for start in range(0, SIZE, BLOCK):
-        x, _ = load_row(row_ptr, None, start, SIZE, BLOCK)
-        weight, _ = load_row(norm_ptr, None, start, SIZE, BLOCK)
-        normed = (x * scale * weight).to(out_ptr.dtype.element_ty)
-        column = start + tl.arange(0, BLOCK)
-        mask = below(column, SIZE, BLOCK)
-        tl.store(out_ptr + column, normed, mask=mask)
-        if copy_ptr is not None:
-            tl.store(copy_ptr + column, normed, mask=mask)
+        norm_row(x_ptr + row * stride_x, x_norm_ptr, joined_ptr + SIZE, normed_ptr + row * SIZE, x_eps, SIZE, BLOCK)
 
 
 def joined_norms(

@@ -14,7 +14,7 @@ from engine.contracts.quantizer import TileLoader
 from engine.kernels.storage import largest_value, stored_tensors
 from engine.kernels.triton.device import has_dependent_launch, multiprocessors
 from engine.kernels.triton.heads import norm_rope_write
-from engine.kernels.triton.rowwise import best_of_blocks, best_of_chunks, gate_rows, quantize_rows
+from engine.kernels.triton.rowwise import best_of_blocks, best_of_chunks, gate_rows, norm_rows, quantize_rows
 from engine.kernels.triton.skinny import linear_gate, linear_logits, linear_rope_write, linear_store
 from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
 
@@ -74,7 +74,7 @@ class HeadShape:
 @dataclass(frozen=True, slots=True)
 class SkinnyLinear:
     """``norm(x) @ W.T + bias`` and what follows it, for 1 to 16 rows ``x [rows, in_features]`` in one kernel; for up
-    to 64 without a norm."""
+    to 64 without a norm. Where tensor cores read words, a kernel before it norms the rows."""
 
     launch: Launch
     loader: TileLoader
@@ -96,9 +96,9 @@ class SkinnyLinear:
     def gate(self, x: Tensor, act: str) -> Tensor:
         """``act(gate) * up [rows, out_features / 2]``."""
         out = torch.empty(x.shape[0], self.out_features // 2, dtype=x.dtype, device=x.device)
-        tile = self._tile(x)
+        x, tile = self._normed(x)
         linear_gate[self._grid(tile)](
-            *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
+            *self._tensors(x, tile), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
             OUT_FEATURES=self.out_features, ACT=act, **self._constants(tile),
         )  # fmt: skip
         return out
@@ -114,9 +114,9 @@ class SkinnyLinear:
         """
         q = torch.empty(x.shape[0], heads.num_heads, heads.head_dim, dtype=x.dtype, device=x.device)
         cos, sin = tables or (None, None)
-        tile = self._tile(x)
+        x, tile = self._normed(x)
         linear_rope_write[self._grid(tile)](
-            *self._tensors(x), cos, sin, slots, q, *stored_tensors(cache),
+            *self._tensors(x, tile), cos, sin, slots, q, *stored_tensors(cache),
             x.shape[0], x.stride(0), self._eps(),
             STORE_TILE=cache.format.store_tile(), **heads.constants(), **self._constants(tile),
         )  # fmt: skip
@@ -127,31 +127,41 @@ class SkinnyLinear:
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """float32 logits ``[rows, out_features]``, in ``out`` if given; with ``greedy`` also the largest one's column,
         int64 ``[rows]``, as :func:`argmax_rows` has it."""
-        rows, tile = x.shape[0], self._tile(x)
+        (x, tile), rows = self._normed(x), x.shape[0]
         if out is None:
             out = torch.empty(rows, self.out_features, dtype=torch.float32, device=x.device)
         assert out.shape == (rows, self.out_features) and out.is_contiguous() and out.dtype == torch.float32
         parts = _empty_parts(rows, tile.programs(self.out_features), x.device) if greedy else None
         best, index = parts or (None, None)
         linear_logits[self._grid(tile)](
-            *self._tensors(x), out, best, index, rows, x.stride(0), self._eps(),
+            *self._tensors(x, tile), out, best, index, rows, x.stride(0), self._eps(),
             OUT_FEATURES=self.out_features, **self._constants(tile),
         )  # fmt: skip
         return out, None if parts is None else argmax_partials(*parts, self.launch)
 
     def _store(self, x: Tensor, out: Tensor, add: bool) -> None:
         assert out.stride(1) == 1
-        tile = self._tile(x)
+        x, tile = self._normed(x)
         linear_store[self._grid(tile)](
-            *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
+            *self._tensors(x, tile), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
             OUT_FEATURES=self.out_features, ADD=add, **self._constants(tile),
         )  # fmt: skip
 
-    def _tile(self, x: Tensor) -> SkinnyTile:
+    def _normed(self, x: Tensor) -> tuple[Tensor, SkinnyTile]:
+        """The tile for these rows, and what its kernel multiplies: the rows, or what their norm made of them."""
         assert x.shape[1] == self.in_features and x.stride(1) == 1
+        tile = self._tile(x)
+        if tile.in_words and self.norm is not None:
+            x = normed_rows(x, self.norm, self.launch)
+        return x, tile
+
+    def _tile(self, x: Tensor) -> SkinnyTile:
         bits = self.loader.bits_per_weight(self.in_features, self.out_features)
-        shape = (self.out_features, self.in_features)
-        return skinny_tile(x.shape[0], *shape, self.launch.num_sms, bits, self.norm is not None)
+        has_norm = self.norm is not None
+        has_words = self.loader.words is not None and x.dtype == torch.bfloat16 and (has_norm or x.stride(0) % 8 == 0)
+        return skinny_tile(
+            x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits, has_norm, has_words
+        )
 
     def _grid(self, tile: SkinnyTile) -> tuple[int]:
         return (tile.programs(self.out_features),)
@@ -159,17 +169,22 @@ class SkinnyLinear:
     def _eps(self) -> float:
         return 0.0 if self.norm is None else self.norm.eps
 
-    def _tensors(self, x: Tensor) -> tuple[Tensor | None, ...]:
-        loader, norm = self.loader, None if self.norm is None else self.norm.weight
+    def _tensors(self, x: Tensor, tile: SkinnyTile) -> tuple[Tensor | None, ...]:
+        loader, norm = self.loader, None if self.norm is None or tile.in_words else self.norm.weight
         return (x, norm, loader.weight, loader.scale, loader.zero, loader.channel_scale, loader.bias)
 
     def _constants(self, tile: SkinnyTile) -> dict[str, Any]:
+        loader, words = self.loader, 0
+        load, unpack = loader.load_tile, loader.unpack_tile
+        if tile.in_words and loader.words is not None:
+            load, unpack, words = loader.words.load, loader.words.unpack, loader.words.count
         return {
             "IN_FEATURES": self.in_features,
             "GROUP_SIZE": self.loader.group_size,
-            "LOAD_TILE": self.loader.load_tile,
-            "UNPACK_TILE": self.loader.unpack_tile,
+            "LOAD_TILE": load,
+            "UNPACK_TILE": unpack,
             "TILE_SCALE": self.loader.tile_scale,
+            "WORDS": words,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_K": tile.block_k,
@@ -221,6 +236,18 @@ def gated_activation(gate_up: Tensor, act: str, launch: Launch) -> Tensor:
     gate_rows[(rows, triton.cdiv(size, block))](
         gate_up, out, gate_up.stride(0), SIZE=size, ACT=act, BLOCK=block, **launch.options(4)
     )
+    return out
+
+
+def normed_rows(x: Tensor, norm: NormWeight, launch: Launch) -> Tensor:
+    """RMSNorm of ``x [rows, size]``, whose rows may lie apart: rounded once to its dtype, contiguous."""
+    assert x.stride(1) == 1
+    rows, size = x.shape
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    norm_rows[(rows,)](
+        x, norm.weight, out, x.stride(0), norm.eps,
+        SIZE=size, BLOCK=min(4096, triton.next_power_of_2(size)), **launch.options(4),
+    )  # fmt: skip
     return out
 
 

@@ -121,6 +121,8 @@ E2M1_BF16, E2M1_FP16, E2M1_FP32 = _apart(
 INT4_BF16, INT4_FP16, INT4_FP32 = _apart(
     (_int4_pairs("0x43004300"), "0x3F803F80"), (_int4_pairs("0x64006400"), "0x3C003C00"), addend=""
 )
+INT4_PAIRS = tl.constexpr(_asm(_int4_pairs("0x43004300"), BF16, TOGETHER, "0x3F803F80"))
+"""Two neighbours an output: for tensor cores."""
 E4M3_UNITS_FP32 = tl.constexpr(_asm(E4M3_UNITS, "", FP16_TO_FP32))
 
 
@@ -271,6 +273,68 @@ def from_e2m1(word, DTYPE: tl.constexpr):
         return tl.where(wide >= 8, -magnitude, magnitude).to(DTYPE)
     else:
         return _eight(word, word, E2M1_BF16, E2M1_FP16, E2M1_FP32, DTYPE)
+
+
+@triton.jit
+def halves(word):
+    """The two bfloat16 of each int32 word, as float32."""
+    return (word << 16).to(tl.float32, bitcast=True), (word & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def paired(low, high):
+    """The inverse of :func:`halves`; rounds to nearest, ties to even."""
+    low, high = low.to(tl.int32, bitcast=True), high.to(tl.int32, bitcast=True)
+    low += 0x7FFF + ((low >> 16) & 1)
+    high += 0x7FFF + ((high >> 16) & 1)
+    return ((low >> 16) & 0xFFFF) | (high & -0x10000)
+
+
+@triton.jit
+def int4_pairs(word, zero):
+    """A word of eight codes as :func:`from_int4` reads them -> four words of two bfloat16. ``zero``: int32 like
+    ``word``, or ``None``."""
+    if INTERPRETED:
+        less = 8 if zero is None else 8 + zero
+        return (
+            _int4_pair(word, less),
+            _int4_pair(word >> 4, less),
+            _int4_pair(word >> 8, less),
+            _int4_pair(word >> 12, less),
+        )
+    else:
+        addend = _twice(tl.full(word.shape, -136, tl.int32) if zero is None else -136 - zero, tl.bfloat16)
+        return tl.inline_asm_elementwise(
+            INT4_PAIRS, "=r,=r,=r,=r,r,r", [word, addend], (tl.int32, tl.int32, tl.int32, tl.int32), True, 1
+        )
+
+
+@triton.jit
+def _int4_pair(word, less):
+    low, high = (word & 15) - less, ((word >> 16) & 15) - less
+    return paired(low.to(tl.float32), high.to(tl.float32))
+
+
+@triton.jit
+def int8_pairs(word, zero):
+    """A word of four codes -> two words of two bfloat16. ``zero``: ``None``."""
+    if INTERPRETED:
+        code = tl.reshape(from_int8(tl.reshape(word, [word.shape[0], 1]), tl.float32), [word.shape[0], 2, 2])
+        low, high = tl.split(code)
+        return tl.split(paired(low, high))
+    else:
+        return tl.inline_asm_elementwise(INT8_TO_BF16_PTX, "=r,=r,r", [word], (tl.int32, tl.int32), True, 1)
+
+
+@triton.jit
+def e4m3_pairs(word, zero):
+    """The same of e4m3."""
+    if INTERPRETED:
+        code = tl.reshape(from_e4m3(tl.reshape(word, [word.shape[0], 1]), tl.float32), [word.shape[0], 2, 2])
+        low, high = tl.split(code)
+        return tl.split(paired(low, high))
+    else:
+        return tl.inline_asm_elementwise(E4M3_TO_BF16_PTX, "=r,=r,r", [word], (tl.int32, tl.int32), True, 1)
 
 
 @triton.jit

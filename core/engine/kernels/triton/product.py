@@ -1,7 +1,8 @@
 """The core of all skinny kernels: RMSNorm and product for up to 16 rows, for the columns of one program.
 
 The norm costs no launch and no pass of its own: ``rms`` is one number per row and commutes with the product, so the
-sum of squares is gathered in the loop that multiplies, and the row is scaled once at the end.
+sum of squares is gathered in the loop that multiplies, and the row is scaled once at the end. Not so where tensor cores
+multiply words (``WORDS`` of a tile for each thread, else 0; ``fragments.py``): their rows were normed before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.triton import fragments
+from engine.kernels.triton.fragments import first_tiles, fragments_product
 from engine.kernels.triton.tile_ops import below, dot
+
+TILE_INPUTS = tl.constexpr(fragments.TILE)
 
 
 @triton.jit
@@ -99,8 +104,8 @@ def add_product(acc, loaded, x, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.conste
 @triton.jit
 def first_weights(
     weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, rows, real,
-    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, WORDS: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """All that a product reads before its kernel waits for the one before it (``wait_for_input``): the first tiles of
     weights, two for one row, and each channel's scale and bias, float32 ``[BLOCK_N]``."""
@@ -110,14 +115,20 @@ def first_weights(
     bias = tl.zeros([BLOCK_N], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
-    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
-    if BLOCK_M == 1 and IN_FEATURES > BLOCK_K:
-        second = LOAD_TILE(
-            weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+    if WORDS > 0:
+        first, second = first_tiles(
+            weight_ptr, scale_ptr, zero_ptr, rows, real, IN_FEATURES, GROUP_SIZE, LOAD_TILE, BLOCK_K // TILE_INPUTS
         )
-        return tile, second, channel_scale, bias
+        return first, second, channel_scale, bias
     else:
-        return tile, tile, channel_scale, bias
+        tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+        if BLOCK_M == 1 and IN_FEATURES > BLOCK_K:
+            second = LOAD_TILE(
+                weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+            )
+            return tile, second, channel_scale, bias
+        else:
+            return tile, tile, channel_scale, bias
 
 
 @triton.jit
@@ -212,7 +223,7 @@ def few_rows_product(
 def normed_product(
     first, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``norm(x) @ W[rows].T * channel_scale + bias``, transposed: float32 ``[BLOCK_N, BLOCK_M]``.
@@ -222,7 +233,14 @@ def normed_product(
     that are not normed.
     """
     tile, second, channel_scale, bias = first
-    if BLOCK_M == 1:
+    if WORDS > 0:
+        tl.static_assert(norm_ptr is None, "rows are normed before")
+        acc = fragments_product(
+            tile, second, x_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, WORDS, BLOCK_M, BLOCK_K // TILE_INPUTS,
+        )  # fmt: skip
+        scale = tl.full([BLOCK_M], 1.0, tl.float32)
+    elif BLOCK_M == 1:
         acc, squares = one_row_product(
             tile, second, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
             IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_N, BLOCK_K,

@@ -1,4 +1,4 @@
-"""Kernels beside the products: gated activation and rounding of many rows, and the token with the largest logit."""
+"""Kernels beside the products: norm, gated activation and rounding of rows, and the token with the largest logit."""
 
 from __future__ import annotations
 
@@ -26,6 +26,34 @@ def gate_rows(
     gate = tl.load(x_ptr + row * stride_x + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + SIZE + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * SIZE + column, (activated(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def norm_rows(x_ptr, norm_ptr, out_ptr, stride_x, eps, SIZE: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr):
+    """``norm(x) [rows, SIZE]``. Program ``row``."""
+    start_dependents(PDL)
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    norm_row(x_ptr + row * stride_x, norm_ptr, out_ptr + row * SIZE, None, eps, SIZE, BLOCK)
+
+
+@triton.jit
+def norm_row(row_ptr, norm_ptr, out_ptr, copy_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """``row / rms(row) * norm`` in float32, rounded once; to ``copy_ptr``, too, unless it is ``None``."""
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        x, _ = load_row(row_ptr, None, start, SIZE, BLOCK)
+        squares += x * x
+    scale = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    for start in range(0, SIZE, BLOCK):
+        x, _ = load_row(row_ptr, None, start, SIZE, BLOCK)
+        weight, _ = load_row(norm_ptr, None, start, SIZE, BLOCK)
+        normed = (x * scale * weight).to(out_ptr.dtype.element_ty)
+        column = start + tl.arange(0, BLOCK)
+        mask = below(column, SIZE, BLOCK)
+        tl.store(out_ptr + column, normed, mask=mask)
+        if copy_ptr is not None:
+            tl.store(copy_ptr + column, normed, mask=mask)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ def linear_store(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     num_rows, stride_x, stride_out, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, WORDS: tl.constexpr,
     ADD: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,7 @@ def linear_store(
     weight_row, real = column.to(tl.int64), below(column, OUT_FEATURES, BLOCK_N)
     early = first_weights(
         weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-        IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        IN_FEATURES, GROUP_SIZE, LOAD_TILE, WORDS, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     wait_for_input(PDL)
     row = tl.arange(0, BLOCK_M)
@@ -51,7 +51,7 @@ def linear_store(
         residual = tl.load(out_ptr + at, mask=mask, other=0.0).to(tl.float32)
     y = normed_product(
         early, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, weight_row, real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, WORDS,
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if ADD and BLOCK_M > 1:
@@ -65,7 +65,7 @@ def linear_gate(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     num_rows, stride_x, stride_out, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, WORDS: tl.constexpr,
     ACT: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -80,12 +80,12 @@ def linear_gate(
     weight_row, real = pair.to(tl.int64) + which * SIZE, below(pair, SIZE, PAIRS)
     early = first_weights(
         weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-        IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        IN_FEATURES, GROUP_SIZE, LOAD_TILE, WORDS, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     wait_for_input(PDL)
     y = normed_product(
         early, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, weight_row, real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, WORDS,
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     gate, up = split_pairs(y, PAIRS, BLOCK_M)
@@ -102,7 +102,7 @@ def linear_rope_write(
     num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, STORE_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, WORDS: tl.constexpr, STORE_TILE: tl.constexpr,
     PDL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Projection to all heads, rotation, queries to ``q_ptr`` and keys and values into the cache.
@@ -120,7 +120,7 @@ def linear_rope_write(
     real = below(pair, ALL_PAIRS, PAIRS)
     early = first_weights(
         weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-        IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        IN_FEATURES, GROUP_SIZE, LOAD_TILE, WORDS, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     wait_for_input(PDL)
     pair, token = (tl.program_id(0) * PAIRS + tl.arange(0, PAIRS))[:, None], tl.arange(0, BLOCK_M)[None, :]
@@ -130,7 +130,7 @@ def linear_rope_write(
     slot = tl.load(slots_ptr + token, mask=token < num_rows, other=-1)
     y = normed_product(
         early, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, weight_row, real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, WORDS,
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     first, second = split_pairs(y, PAIRS, BLOCK_M)
@@ -153,7 +153,7 @@ def linear_logits(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr, best_ptr, index_ptr,
     num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """float32 logits ``[num_rows, OUT_FEATURES]``; with ``best_ptr``, each program's largest logit of every row and
@@ -163,12 +163,12 @@ def linear_logits(
     weight_row, real = column.to(tl.int64), below(column, OUT_FEATURES, BLOCK_N)
     early = first_weights(
         weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, weight_row, real,
-        IN_FEATURES, GROUP_SIZE, LOAD_TILE, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
+        IN_FEATURES, GROUP_SIZE, LOAD_TILE, WORDS, x_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     wait_for_input(PDL)
     y = normed_product(
         early, x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, weight_row, real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, WORDS,
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     row = tl.arange(0, BLOCK_M)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from engine.kernels.triton.fragments import CHANNELS, TILE
+
 MAX_ROWS = 16
 """Rows the fused kernels serve: one tensor-core tile. Beyond, torch multiplies plain weights."""
 MOST_ROWS = 64
@@ -34,6 +36,8 @@ class SkinnyTile:
     block_k: int
     num_warps: int
     num_stages: int
+    in_words: bool = False
+    """Tensor cores multiply words as they were loaded (``fragments.py``)."""
 
     def programs(self, out_features: int) -> int:
         """Programs that compute ``out_features`` columns."""
@@ -42,15 +46,26 @@ class SkinnyTile:
 
 @cache
 def skinny_tile(
-    rows: int, out_features: int, in_features: int, num_sms: int, bits: int, is_normed: bool = False
+    rows: int,
+    out_features: int,
+    in_features: int,
+    num_sms: int,
+    bits: int,
+    is_normed: bool = False,
+    has_words: bool = False,
 ) -> SkinnyTile:
     """The tile for ``rows`` of ``[rows, in_features] -> [rows, out_features]``, at most 16, of packed weights and
-    without a norm at most 64; ``bits`` of a weight; ``is_normed``: the kernel norms its input.
+    without a norm at most 64; ``bits`` of a weight; ``is_normed``: the kernel norms its input; ``has_words``: tensor
+    cores could multiply words, which then they do up to 16 rows.
 
-    Depends on ``rows`` by its class only (1, to 16, to 32, to 64), so that few compilations serve every batch.
+    Depends on ``rows`` by its class only (1, to 16, to 32, to 64; of words to 8, to 16), so that few compilations serve
+    every batch.
     """
     assert 1 <= rows <= (MAX_ROWS if is_normed else MOST_ROWS), f"{rows} rows"
     many = out_features >= MANY_PROGRAMS_PER_SM * num_sms * 64
+    if has_words and rows <= MAX_ROWS:
+        num_warps = 4 if out_features >= MANY_PROGRAMS_PER_SM * num_sms * CHANNELS else 8
+        return SkinnyTile(8 if rows <= 8 else MAX_ROWS, CHANNELS, TILE * num_warps, num_warps, 1, in_words=True)
     if rows == 1:
         block_n, block_k, num_warps, num_stages = _one_row(out_features, in_features, num_sms, bits)
         block_m = 1

@@ -3,14 +3,15 @@
 =================  ==========================================================================================
 rows               what runs
 =================  ==========================================================================================
-up to 16           the core's fused kernels, which read the weights through the tile loader
+up to 16           the core's fused kernels, which read the weights through the tile loader; of bfloat16 rows through
+                   its words, if it has any (``fragments.py``)
 17 to 64           the same product in tiles of 32 or 64 rows: weights are read once
 more               weights dequantized into scratch memory, one layer at a time, and torch's product
 17 and more, with  rows rounded to 8 bits (by the kernel that norms them, where there is one) and
 8-bit activations  ``torch._int_mm`` or ``torch._scaled_mm``
 =================  ==========================================================================================
 
-The numbers follow from bytes moved, nothing here was measured: ``tools/gpu_check`` measures each.
+``tools/gpu_check`` measures each; ``docs/measured.md`` has what it found.
 """
 
 from __future__ import annotations

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from engine.contracts.quantizer import QuantizedWeight, TileLoader
+from engine.contracts.quantizer import QuantizedWeight, TileLoader, WordLoader
 from engine.kernels.quantized import to_e2m1
 from engine.kernels.storage import as_bits
+from engine.kernels.triton.fragments import TILE
+from engine.kernels.triton.narrow_types import e4m3_pairs, int4_pairs, int8_pairs
 from engine.kernels.triton.quantized import tiles
 from engine.kernels.triton.quantized.layout import (
     are_powers,
@@ -44,7 +46,7 @@ def tile_loader(weight: QuantizedWeight) -> TileLoader:
     if weight.per_channel and weight.zero is None:
         load, unpack = _plain_functions(weight)
         scale = weight.scale.flatten().contiguous()
-        return TileLoader(load, codes, channel_scale=scale, bias=weight.bias, unpack_tile=unpack)
+        return TileLoader(load, codes, channel_scale=scale, bias=weight.bias, unpack_tile=unpack, words=_words(weight))
     load, unpack = _grouped_functions(weight)
     return TileLoader(
         load,
@@ -55,6 +57,7 @@ def tile_loader(weight: QuantizedWeight) -> TileLoader:
         group_size=_tile_group(weight),
         unpack_tile=unpack,
         tile_scale=tiles.group_scale,
+        words=_words(weight),
     )
 
 
@@ -88,3 +91,14 @@ def _grouped_functions(weight: QuantizedWeight) -> tuple[Any, Any]:
     if weight.codes.is_floating_point():
         return tiles.load_int8_groups, tiles.unpack_e4m3_groups
     return tiles.load_int8_groups, tiles.unpack_int8_groups if weight.zero is None else tiles.unpack_int8_zeros
+
+
+def _words(weight: QuantizedWeight) -> WordLoader | None:
+    """Where a tile has one scale of each channel."""
+    if weight.in_features % TILE or not (weight.per_channel or weight.group_size % TILE == 0):
+        return None
+    if weight.bits == 4:
+        return WordLoader(tiles.nibble_words, int4_pairs, 4)
+    if weight.zero is not None:
+        return None  # codes less their zeros would take instructions of their own
+    return WordLoader(tiles.byte_words, e4m3_pairs if weight.codes.is_floating_point() else int8_pairs, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.fragments import four_words
 from engine.kernels.triton.narrow_types import from_e2m1, from_e4m3, from_int4, from_int8
 from engine.kernels.triton.quantized.layout import SLAB, TILE_INPUTS
 from engine.kernels.triton.tile_ops import below
@@ -44,6 +45,23 @@ def load_nibbles(weight_ptr, rows, real, start, IN_FEATURES: tl.constexpr, BLOCK
     mask = real[:, None] & below(word, TILES * _TILE_WORDS, BLOCK_K // 8)[None, :]
     at = weight_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + row_at[:, None] + word_at[None, :]
     return tl.load(at, mask=mask, other=-0x77777778, eviction_policy="evict_first")
+
+
+@triton.jit
+def nibble_words(weight_ptr, rows, tile, quarter, mask, IN_FEATURES: tl.constexpr):
+    """Of each thread's channel, 32 neighbouring inputs of one tile: four words. See ``fragments.py``."""
+    TILES: tl.constexpr = IN_FEATURES // (8 * _TILE_WORDS)
+    row_at = (rows // _SLAB) * (TILES * _SLAB * _TILE_WORDS) + (rows % _SLAB) * _TILE_WORDS
+    at = weight_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + row_at + tile * (_SLAB * _TILE_WORDS) + 4 * quarter
+    return four_words(at, mask, "evict_first")
+
+
+@triton.jit
+def byte_words(weight_ptr, rows, tile, quarter, mask, IN_FEATURES: tl.constexpr):
+    """The same of codes of a byte, eight words: the quarter of either half of a tile."""
+    WORDS: tl.constexpr = IN_FEATURES // 4
+    at = weight_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + rows * WORDS + tile * 32 + 4 * quarter
+    return four_words(at, mask, "evict_first") + four_words(at + 16, mask, "evict_first")
 
 
 @triton.jit
