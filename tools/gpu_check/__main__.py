@@ -1,4 +1,4 @@
-"""Check and measure the engine on this machine's GPU: one command, plain Python, no network; stops after nine minutes.
+"""Check and measure the engine on this machine's GPU: one command, plain Python, no network; stops after ten minutes.
 
     python tools/gpu_check                  # everything; writes tools/benchmarks/<gpu>-<date>.json, prints one table
     python tools/gpu_check --only speed_8b  # these sections, and those they need

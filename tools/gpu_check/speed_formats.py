@@ -11,9 +11,9 @@ from gpu_check.shapes import folder_of, shape_of
 from gpu_check.speed import DECODED, batches, context_tokens, overrides
 
 PLANS = {
+    "int4": (0.5 + 4.0 / 128, ["quantizer=int4", "kv_format=native"]),
     "fp8": (1.0, ["quantizer=fp8", "kv_format=fp8"]),
     "int8": (1.0, ["quantizer=int8", "kv_format=int8"]),
-    "int4": (0.5 + 4.0 / 128, ["quantizer=int4", "kv_format=native"]),
 }
 """Bytes per weight, scales included, and what is asked for. The head is int8 in all."""
 LEAST_SHARE = {"fp8": 0.75, "int4": 0.65}

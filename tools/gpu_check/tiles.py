@@ -236,12 +236,15 @@ def chosen(tiles: dict[Size, Tile], asked: dict[Size, tuple[Tile, int, bool]]) -
     """Launches take these tiles instead of their own; ``asked`` has what they would have taken."""
     original: Callable[..., SkinnyTile] = launch.skinny_tile
 
-    def other(rows: int, out: int, size: int, sms: int, bits: int, is_normed: bool = False) -> SkinnyTile:
-        own = original(rows, out, size, sms, bits, is_normed)
+    def other(
+        rows: int, out: int, size: int, sms: int, bits: int, is_normed: bool = False, has_words: bool = False
+    ) -> SkinnyTile:
+        own = original(rows, out, size, sms, bits, is_normed, has_words)
         asked[out, size] = ((own.block_n, own.block_k, own.num_warps, own.num_stages), bits, is_normed)
         if (out, size) not in tiles:
             return own
         n, k, warps, stages = tiles[out, size]
+        own = original(rows, out, size, sms, bits, is_normed)
         return replace(own, block_n=n, block_k=k, num_warps=warps, num_stages=stages)
 
     with replaced(launch, "skinny_tile", other):
