@@ -87,8 +87,11 @@ def test_other_inputs_take_the_tiles(device: str) -> None:
     linear, x = (case := Case(device, "int8", 4, 32, 256)).linear, case.x
     for rows in (x.float(), x.half()):
         assert not linear._tile(rows).in_words
-    apart = torch.zeros(4, 260, dtype=torch.bfloat16)[:, :256]
-    assert not SkinnyLinear(linear.launch, linear.loader, 256, 32)._tile(apart).in_words
+    plain = SkinnyLinear(linear.launch, linear.loader, 256, 32)
+    wide = torch.zeros(4, 264, dtype=torch.bfloat16)
+    assert plain._tile(wide[:, :256]).in_words
+    assert not plain._tile(wide[:, 1:257]).in_words, "begins inside of a word"
+    assert not plain._tile(torch.zeros(4, 260, dtype=torch.bfloat16)[:, :256]).in_words
 
 
 @pytest.mark.parametrize(

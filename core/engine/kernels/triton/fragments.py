@@ -1,10 +1,11 @@
 """The product of up to 16 rows in which weights go from memory to tensor cores without leaving their thread.
 
-``tl.dot`` wants operands where the compiler lays them out, and packed weights get there through shared memory, which
-takes longer than reading them. The instruction itself (PTX ISA, ``mma.m16n8k16``) asks for less: of 16 channels and 16
-inputs, lane ``4 g + q`` of a warp holds four inputs of channel ``g`` and of channel ``g + 8``, and the same four of row
-``g``. Which four they are is free, as long as channels and rows agree. So here a thread reads 32 neighbouring inputs of
-two channels (or twice 16), unpacks each word to pairs of bfloat16, and multiplies.
+``tl.dot`` wants operands where the compiler lays them out, and unpacked weights get there through shared memory; such
+products took longer than reading the weights (``docs/measured.md``). The instruction itself (PTX ISA, ``mma.m16n8k16``)
+asks for less: of 16 channels and 16 inputs, lane ``4 g + q`` of a warp holds four inputs of channels ``g`` and
+``g + 8``, and the same four of row ``g``. Which four they are is free, as long as channels and rows agree. So here a
+thread reads 32 neighbouring inputs of two channels (or twice 16), unpacks each word to pairs of bfloat16, and
+multiplies.
 
 Tensors are ``[threads]``: an element is a thread's. A warp has all 16 channels of its program and every so many of the
 input's tiles; the sums of the warps are added at the end, always in the same order.

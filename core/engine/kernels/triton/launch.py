@@ -158,7 +158,9 @@ class SkinnyLinear:
     def _tile(self, x: Tensor) -> SkinnyTile:
         bits = self.loader.bits_per_weight(self.in_features, self.out_features)
         has_norm = self.norm is not None
-        has_words = self.loader.words is not None and x.dtype == torch.bfloat16 and (has_norm or x.stride(0) % 8 == 0)
+        # Inputs are read in words, four at a time; normed ones are in memory of their own.
+        in_words = has_norm or (x.stride(0) % 8 == 0 and x.data_ptr() % 4 == 0)
+        has_words = self.loader.words is not None and x.dtype == torch.bfloat16 and in_words
         return skinny_tile(
             x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits, has_norm, has_words
         )
