@@ -1,7 +1,7 @@
 """Law 1 for drafters, in float32: whoever drafts, on whatever model and beside whatever plugins, every token, reason
 and logprob is what the same model gives without drafts, one request at a time.
 
-Every two values of :data:`FACTORS` meet in a set here; ``-m slow`` runs them all, with 300 prompts.
+Every two values of :data:`FACTORS` meet in a set here; ``-m slow`` runs them all, with three times the prompts.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ def test_drafts_change_no_token(
 def test_drafts_change_no_token_in_the_full_product(
     row: Row, models: Models, reference: Callable[..., tuple[list[Answer], list[Answer]]]
 ) -> None:
-    check(row, models, reference, 300)
+    check(row, models, reference, 42)
