@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "models": {"models", "plugin_guard", "checkpoint", "contracts"},
     "kernels": {"kernels", "models", "plugin_guard", "checkpoint", "contracts", "native"},
     "kv": {"kv", "kernels", "models", "plugin_guard", "contracts"},
-    "sampling": {"sampling", "kernels", "contracts", "native"},
+    "sampling": {"sampling", "plugin_guard", "kernels", "contracts", "native"},
     "step": {"step", "ranks", "sampling", "kv", "kernels", "contracts"},
     "ranks": {"ranks", "assembly", "step", "plugin_guard", "kernels", "models", "contracts"},
     "drafting": {"drafting", "plugin_guard", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},

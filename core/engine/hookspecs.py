@@ -12,7 +12,7 @@ The examples below are parts of such a file, which begins with
     from dataclasses import dataclass
 
     from engine.contracts.command import CommandProvider
-    from engine.contracts.config import DrafterConfig, ParallelismConfig, QuantizerConfig, SlotConfig
+    from engine.contracts.config import ConstraintConfig, DrafterConfig, ParallelismConfig, QuantizerConfig, SlotConfig
     from engine.contracts.provider import Provider
     from engine.hookspecs import hookimpl
 
@@ -122,6 +122,23 @@ def engine_attention_kernel() -> list[Provider]:  # type: ignore[empty-body]
         @hookimpl
         def engine_attention_kernel():
             return [Provider("fa9", "engine_mine:FA9", provides=("capturable",), unsupported=needs_blackwell)]
+    """
+
+
+@hookspec
+def engine_constraint() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer constraints: which tokens may come next? Contract: ``engine.contracts.constraint``.
+
+    .. code-block:: python
+
+        @dataclass(frozen=True)
+        class AutomatonConfig(ConstraintConfig):
+            max_states: int = 10_000
+
+
+        @hookimpl
+        def engine_constraint():
+            return [Provider("automaton", "engine_mine:Automaton", config=AutomatonConfig)]
     """
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from engine.contracts.constraint import Grammar
 from engine.contracts.events import AdmittedEvent, StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.driver import drive
@@ -65,3 +67,26 @@ def test_what_is_no_sequence_does_not_count_as_waiting() -> None:
     assert isinstance(inbox.get(block=False), Abort) and inbox.unread() == 1
     message = inbox.get(block=False)
     assert isinstance(message, Submit) and message.arrived_s > 0 and inbox.unread() == 0
+
+
+def test_a_sequence_is_read_when_its_grammar_is_compiled_and_its_abort_after_it() -> None:
+    inbox, compiled, proceed = Inbox(), list[Grammar](), threading.Event()
+
+    def compile_(grammar: Grammar) -> None:
+        proceed.wait(10)
+        compiled.append(grammar)
+        raise ValueError("the loop finds out by itself")
+
+    inbox.compile = compile_
+    grammar = Grammar("regex", "a")
+    inbox.put(Submit(EngineRequest("slow", (1,), SamplingParams(grammar=grammar))))
+    inbox.put(Abort(("slow", "other")))
+    inbox.put(Submit(request("plain")))
+    inbox.put(Abort(("plain",)))
+    first, second = inbox.get(block=True), inbox.get(block=True)
+    assert isinstance(first, Submit) and first.request.request_id == "plain" and isinstance(second, Abort)
+    assert inbox.unread() == 1
+    proceed.set()
+    third, fourth = inbox.get(block=True), inbox.get(block=True)
+    assert isinstance(third, Submit) and third.request.request_id == "slow" and compiled == [grammar]
+    assert isinstance(fourth, Abort) and fourth.request_ids == ("slow", "other") and inbox.unread() == 0

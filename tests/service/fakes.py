@@ -14,6 +14,7 @@ import tokenizers
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.values import class_path
 from engine.contracts.config import (
+    ConstraintConfig,
     DrafterConfig,
     ModelSettings,
     ParallelismConfig,
@@ -117,7 +118,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return make_tokenizer().decode_now(tokens)
 
 
-SLOT_CONFIGS = {"parallelism": ParallelismConfig(), "drafter": DrafterConfig()}
+SLOT_CONFIGS = {"parallelism": ParallelismConfig(), "drafter": DrafterConfig(), "constraint": ConstraintConfig()}
 """Of the slots that a server asks about."""
 
 

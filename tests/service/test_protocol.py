@@ -100,11 +100,8 @@ def test_fields_of_messages_turn_nobody_away() -> None:
     "fields",
     [
         {"temprature": 1},
-        {"grammar": "root ::= x"},
-        {"guided_json": {}},
         {"typical_p": 0.5},
         {"dry_multiplier": 0.8},
-        {"response_format": {"type": "json_object"}},
         {"continue_final_message": True},
         {"reasoning": {"effort": "low"}},
     ],

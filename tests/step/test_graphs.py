@@ -109,7 +109,7 @@ def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:
     tables, cache, model = runner.tables, tensor(runner.kv), runner.model
     newest = [found[0] for found in run(runner, prompt_plan({2: (1, 2, 3), 0: (7, 8, 9, 10, 4)}))]
     cache.fill_(float("nan"))
-    captured = graphs_of(runner).replay(Bucket(4, 1), [decode(2, 3), decode(0, 5)])
+    captured, _ = graphs_of(runner).replay(Bucket(4, 1), [decode(2, 3), decode(0, 5)])
     embedded = model.embed(torch.tensor(newest))
     want = model.head(embedded).argmax(dim=1).tolist()
     assert captured.tokens[:2].tolist() == want

@@ -15,7 +15,13 @@ ASK: dict[str, Any] = {"model": "bundled", "messages": QUESTION, "temperature": 
 PROMPT = "class Counter(dict):\n    def"
 COMPLETE: dict[str, Any] = {"model": "bundled", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+ANSWERED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"answer": {"type": "boolean"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWERED, "strict": True}}
 PLAIN: dict[str, Any] = {
     "reasoning_effort": "low", "verbosity": "low", "user": "u", "metadata": {"a": "b"}, "store": False,
     "service_tier": "auto", "safety_identifier": "u", "prompt_cache_key": "k", "parallel_tool_calls": False,
@@ -125,11 +131,15 @@ def openai_cases(url: str) -> Cases:
         done = client.completions.create(**COMPLETE, user="u", extra_body=asked | {"metadata": {}, "store": False})
         check(done.choices[0].text == client.completions.create(**COMPLETE).choices[0].text, done)
 
+    def schema() -> None:
+        text = client.chat.completions.create(**ASK, response_format=SCHEMA).choices[0].message.content
+        check(json.loads(text).keys() == {"answer"}, text)
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("stream helper", helper, 0))
     yield from (("harmless fields", harmless, 0), ("harmless fields, completions", harmless_completions, 0))
     yield from (("logprobs", logprobs, 0), ("models", models, 0), ("completions", completions, 0))
     yield "tools", lambda: client.chat.completions.create(**ASK, tools=[TOOL]), 400
-    yield "json_schema", lambda: client.chat.completions.create(**ASK, response_format=SCHEMA), 400
+    yield "json_schema", schema, 0
     yield "embeddings", lambda: client.embeddings.create(model="bundled", input="x"), 404
     yield "responses", lambda: client.responses.create(model="bundled", input="x"), 404
     yield "another model", lambda: client.chat.completions.create(**ASK | {"model": "other"}), 404
@@ -175,7 +185,7 @@ def langchain_cases(url: str) -> Cases:
     yield from (("chat", invoke, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
     yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 400
-    yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 400
+    yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 0
     embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
     yield "embeddings", lambda: embeddings.embed_query("x"), 404
     yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 404
@@ -220,7 +230,7 @@ def litellm_cases(url: str) -> Cases:
     yield from (("chat", chat, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
     yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 400
-    yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 400
+    yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 0
     yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
     yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 404
 

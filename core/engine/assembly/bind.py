@@ -17,6 +17,7 @@ from engine.assembly.plan import EnginePlan, SlotChoice, config_of
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
+from engine.contracts.constraint import Constraint
 from engine.contracts.drafter import DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import Exporter
 from engine.contracts.graph import Graph
@@ -64,6 +65,7 @@ class BoundEngine:
     attention_kernel: AttentionKernel
     drafter: Drafter
     scheduler: Scheduler
+    constraint: Constraint
     graph: Graph
     """The whole model, as ``architecture`` recorded it."""
     others: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -83,10 +85,12 @@ class BoundEngine:
 
 @dataclass(frozen=True, slots=True)
 class ApiParts:
-    """The plugins of the API process, built. ``exporters`` in the order of ``plan.slots["exporter"]``."""
+    """The plugins of the API process, built. ``exporters`` in the order of ``plan.slots["exporter"]``; ``constraint``:
+    another one than the engine's, which refuses grammars before a request is queued."""
 
     router: Router
     exporters: tuple[Exporter, ...]
+    constraint: Constraint
 
 
 def describe_model(plan: EnginePlan) -> DescribedModel:
@@ -106,9 +110,10 @@ def bind(plan: EnginePlan, described: DescribedModel | None = None) -> BoundEngi
 
 
 def bind_api(plan: EnginePlan) -> ApiParts:
-    """Import and build router and exporters. Raises :class:`AssemblyError` naming each plugin that fails."""
-    parts = build_slots(plan, ("router", "exporter"), build_context(plan))
-    return ApiParts(cast(Router, parts["router"][0]), cast(tuple[Exporter, ...], parts["exporter"]))
+    """Import and build what the API process asks. Raises :class:`AssemblyError` naming each plugin that fails."""
+    parts = build_slots(plan, ("router", "exporter", "constraint"), build_context(plan))
+    router, constraint = cast(Router, parts["router"][0]), cast(Constraint, parts["constraint"][0])
+    return ApiParts(router, cast(tuple[Exporter, ...], parts["exporter"]), constraint)
 
 
 def build_context(plan: EnginePlan) -> BuildContext:

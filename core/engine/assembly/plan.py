@@ -14,6 +14,7 @@ import msgspec
 
 from engine.assembly import values
 from engine.contracts.config import (
+    ConstraintConfig,
     DrafterConfig,
     KVAllocatorConfig,
     ParallelismConfig,
@@ -99,6 +100,10 @@ class EnginePlan:
     @cached_property
     def drafter(self) -> DrafterConfig:
         return self._config("drafter", DrafterConfig)
+
+    @cached_property
+    def constraint(self) -> ConstraintConfig:
+        return self._config("constraint", ConstraintConfig)
 
     @cached_property
     def scheduler(self) -> SchedulerConfig:

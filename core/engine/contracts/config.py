@@ -203,6 +203,29 @@ class CommunicatorConfig(SlotConfig):
 
 
 @dataclass(frozen=True)
+class ConstraintConfig(SlotConfig):
+    """What a request's grammar may be. A request beyond these limits is refused."""
+
+    max_bytes: int = 128 * 1024
+    """Most bytes of a grammar."""
+    max_properties: int = 500
+    """Most properties of a JSON schema, of all of its objects together."""
+    max_enum: int = 5000
+    """Most values of the enums of a JSON schema, of all of them together."""
+    max_depth: int = 64
+    """How deep a JSON schema may be nested."""
+    compile_s: float = 5.0
+    """How long a grammar may take to be compiled, its wait for other grammars included."""
+    max_cached: int = 64
+    """Compiled grammars that are kept for further requests."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_properties", "max_enum", "max_depth", "max_cached"):
+            at_least(f"constraint.{name}", getattr(self, name), 1)
+        at_least("constraint.compile_s", self.compile_s, 0.1)
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     path: str = "bundled"
     """``bundled``, a local directory in Hugging Face layout, or a hub id."""

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.contracts.constraint import Grammar
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_BIASED_TOKENS = 1024
@@ -42,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """``None``: no logprobs. ``k``: the sampled token's logprob and the ``k`` most likely ones (k may be 0)."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens (``echo`` with logprobs). Turns prefix-cache hits off for this request."""
+    grammar: Grammar | None = None
+    """What the output must look like. The model's end tokens end it, ``ignore_eos`` or not."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):

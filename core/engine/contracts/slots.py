@@ -14,6 +14,7 @@ from engine.contracts.attention_kernel import AttentionKernel, LogSumExpAttentio
 from engine.contracts.communicator import Communicator, NativeCommunicator
 from engine.contracts.config import (
     CommunicatorConfig,
+    ConstraintConfig,
     DrafterConfig,
     KVAllocatorConfig,
     ParallelismConfig,
@@ -21,6 +22,7 @@ from engine.contracts.config import (
     SchedulerConfig,
     SlotConfig,
 )
+from engine.contracts.constraint import Constraint
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.kv_allocator import KVAllocator
@@ -107,6 +109,12 @@ SLOTS: dict[str, Slot] = {
             suite="engine.testing.drafter:suite_for",
         ),
         Slot("scheduler", Scheduler, config=SchedulerConfig, suite="engine.testing.scheduler:suite_for"),
+        Slot(
+            "constraint",
+            Constraint,
+            config=ConstraintConfig,
+            suite="engine.testing.constraint:suite_for",
+        ),
         Slot("router", Router, suite="engine.testing.router:suite_for", in_api=True),
         Slot(
             "exporter",

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
+from engine.contracts.constraint import Constraint
 from engine.contracts.events import DEFAULT_ENGINE
 from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
@@ -54,11 +55,13 @@ def build_app(
     exporters: Sequence[Exporter],
     tokenizer: Tokenizer,
     finders: Mapping[str, CommandProvider] | None = None,
+    constraint: Constraint | None = None,
 ) -> web.Application:
-    """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name.
+    """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name;
+    ``constraint``: refuses grammars that cannot be enforced, ``None``: all of them.
     Call inside a running event loop."""
     settings = plan.settings.server
-    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer)
+    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer, constraint)
     engines, waterfalls = {engine.id: engine}, Waterfalls()
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
@@ -120,5 +123,6 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     await state.session.close()
     for engine in state.engines.values():
         engine.tokenizer.close()
+        engine.grammars.close()
     state.body_parser.close()
     await asyncio.to_thread(state.bus.close)

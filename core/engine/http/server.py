@@ -14,6 +14,7 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
+from engine.contracts.constraint import Constraint
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.app import build_app
@@ -48,13 +49,14 @@ class Server:
         exporters: Sequence[Exporter],
         tokenizer: Tokenizer,
         finders: Mapping[str, CommandProvider] | None = None,
+        constraint: Constraint | None = None,
         *,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         """``say`` shows a line to the person who started the server."""
         self._plan = plan
         self._client = client
-        self._parts = (router, exporters, tokenizer, finders)
+        self._parts = (router, exporters, tokenizer, finders, constraint)
         self._say = say
         self._signals = 0
         self._first_signal = asyncio.Event()
@@ -200,5 +202,6 @@ def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None
     check_headers(plan)
     tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
-    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer, finders)
+    client = ProcessEngineClient(plan)
+    server = Server(plan, client, parts.router, parts.exporters, tokenizer, finders, parts.constraint)
     return asyncio.run(server.run())

@@ -219,7 +219,7 @@ class EngineCore:
             request=request,
             arrival=self._arrivals,
             seed=sampling.seed if sampling.seed is not None else _mix(self._settings.seed, self._arrivals),
-            stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
+            stop_ids=self._stop_ids(sampling),
             max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._settings.max_len),
             submitted_s=self._clock() if arrived_s is None else arrived_s,
             tokens=list(request.prompt),
@@ -227,6 +227,10 @@ class EngineCore:
         if self._caches and sampling.prompt_logprobs is None:
             sequence.keys = BlockKeys((*self._settings.key_parts, request.cache_salt), self._settings.block_size)
         self._queues.add(sequence)
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        own_end = sampling.ignore_eos and sampling.grammar is None
+        return frozenset(sampling.stop_token_ids) | (frozenset() if own_end else self._eos)
 
     def _refusal(self, request: EngineRequest) -> str | None:
         if not request.prompt:

@@ -38,6 +38,8 @@ class Feature(enum.IntFlag):
     BIASED = enum.auto()
     MIN_TOKENS = enum.auto()
     LOGPROBS = enum.auto()
+    CONSTRAINED = enum.auto()
+    """By a grammar: logits are masked before they are adjusted."""
 
     @property
     def adjusts(self) -> bool:
@@ -60,6 +62,8 @@ def features_of(params: SamplingParams, vocab_size: int | None = None) -> Featur
         found |= Feature.MIN_TOKENS
     if params.logprobs is not None:
         found |= Feature.LOGPROBS
+    if params.grammar is not None:
+        found |= Feature.CONSTRAINED
     return found
 
 

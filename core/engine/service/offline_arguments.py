@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from engine.contracts.constraint import Grammar
 from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
 
 Count = Annotated[int, Meta(ge=0)]
@@ -35,6 +36,7 @@ class _Ranges(msgspec.Struct, forbid_unknown_fields=True):
     ignore_eos: bool = False
     logprobs: Count | None = None
     prompt_logprobs: Count | None = None
+    grammar: Grammar | None = None
 
 
 def checked_sampling(sampling: Mapping[str, Any], vocab_size: int) -> SamplingParams:

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from engine.contracts.constraint import Grammar
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.service.chat_template import TemplateFailed
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
+from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
 from engine.service.parsing import Packed, ParsedChat, ParsedCompletion, unpack
 from engine.service.protocol import GenerationRequest
@@ -101,8 +103,25 @@ def _refuse_hopeless(engine: EngineHandle, fewest: int, param: str) -> None:
         raise too_long(f"at least {fewest}", engine.max_len, param)
 
 
-def make_job(engine: EngineHandle, options: GenerationRequest, prompts: Prompts, client: str, arrival: Arrival) -> Job:
-    """Check lengths and parameters. Raises :class:`ApiError` ``invalid``."""
+async def checked_grammar(engine: EngineHandle, options: GenerationRequest) -> Grammar | None:
+    """What the output must look like. Raises :class:`ApiError` as :meth:`GrammarChecks.check`."""
+    if (asked := grammar_of(options)) is None:
+        return None
+    param, grammar = asked
+    await engine.grammars.check(grammar, param)
+    return grammar
+
+
+def make_job(
+    engine: EngineHandle,
+    options: GenerationRequest,
+    prompts: Prompts,
+    client: str,
+    arrival: Arrival,
+    grammar: Grammar | None = None,
+) -> Job:
+    """Check lengths and parameters. ``grammar``: as :func:`checked_grammar` found it. Raises :class:`ApiError`
+    ``invalid``."""
     least = engine.plan.settings.server.least_priority
     if options.priority is not None and options.priority < least:
         raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
@@ -112,7 +131,7 @@ def make_job(engine: EngineHandle, options: GenerationRequest, prompts: Prompts,
         model=engine.model,
         prompts=prompts.tokens,
         n=options.num_choices(),
-        sampling=_sampling(engine, options, prompts.tokens),
+        sampling=_sampling(engine, options, prompts.tokens, grammar),
         cache_salt=options.cache_salt or "",
         stop=stop_strings(options),
         stream=bool(options.stream),
@@ -128,7 +147,9 @@ def _fields(options: GenerationRequest) -> dict[str, Any]:
     return {name: msgspec.to_builtins(value) for name, value in given if value is not None}
 
 
-def _sampling(engine: EngineHandle, options: GenerationRequest, prompts: tuple[tuple[int, ...], ...]) -> SamplingParams:
+def _sampling(
+    engine: EngineHandle, options: GenerationRequest, prompts: tuple[tuple[int, ...], ...], grammar: Grammar | None
+) -> SamplingParams:
     asked, param = options.asked_tokens()
     limit = max(output_limit(asked, len(prompt), engine.max_len, options.default_tokens, param) for prompt in prompts)
-    return sampling_params(options, limit, engine.vocab_size)
+    return sampling_params(options, limit, engine.vocab_size, grammar)

@@ -53,7 +53,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
     "continue_final_message": (False,),
@@ -108,6 +107,40 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     audio: Any = None
 
 
+Schema = dict[str, Any] | bool
+"""A JSON Schema."""
+
+
+class JsonSchemaFormat(msgspec.Struct):
+    schema: Schema | None = None
+    """``None``: any JSON object."""
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """Without effect: a schema is always enforced."""
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the output must look like. ``schema`` with ``json_object``, ``pattern`` with ``regex`` and ``grammar`` (in
+    the notation of Lark) with ``grammar`` are what other servers take, too."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchemaFormat | None = None
+    schema: Schema | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """The same as vLLM spells it: one of these."""
+
+    json: Schema | str | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What chat and completion requests share."""
 
@@ -145,6 +178,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
     """The answer has the token ids of prompt and output beside their text."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(max_length=1024)] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
+    """In GBNF."""
     user: Annotated[str, Meta(max_length=512)] | None = None
     """Who sent the request: the queue is fair among users. Without it, clients are told apart by their addresses."""
 
@@ -253,6 +295,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
+_VERBATIM = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema"})
+"""Fields with a JSON schema, in which null means null."""
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
@@ -318,8 +362,7 @@ def _plain(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             why = _AT.sub("", _explain(error))
             raise bad_request(f"Invalid value for {name[:64]!r}: {why}.", name[:64], "invalid_value") from None
-    found: dict[str, Any] = _without_nulls(plain)
-    return found
+    return {name: value if name in _VERBATIM else _without_nulls(value) for name, value in plain.items()}
 
 
 def _without_nulls(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, TypeVar
 
+from engine.contracts.constraint import Grammar
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.service.errors import ApiError, bad_request
@@ -29,9 +30,11 @@ Prompt = str | tuple[int, ...]
 T = TypeVar("T", tuple[int, ...], list[int])
 
 
-def sampling_params(request: GenerationRequest, max_tokens: int, vocab_size: int) -> SamplingParams:
-    """``max_tokens`` is already resolved. Raises :class:`ApiError` ``invalid`` for what types and ranges could not
-    say."""
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, vocab_size: int, grammar: Grammar | None = None
+) -> SamplingParams:
+    """``max_tokens`` is already resolved, ``grammar`` checked. Raises :class:`ApiError` ``invalid`` for what types and
+    ranges could not say."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(
@@ -55,6 +58,7 @@ def sampling_params(request: GenerationRequest, max_tokens: int, vocab_size: int
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=logprobs if request.echoes else None,
+        grammar=grammar,
     )
 
 

@@ -21,6 +21,7 @@ from engine.models.footprint import mixtures
 from engine.models.manifest import unread_names
 from engine.ranks.messages import RankInfo
 from engine.ranks.steps import RankedDevice, RankSteps
+from engine.sampling.constrained import Grammars
 from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
 from engine.startup.further_ranks import Ranks
@@ -43,6 +44,8 @@ class Engine:
     bound: BoundEngine
     expert_load: Callable[[], Mapping[int, tuple[int, ...]]]
     """As :meth:`engine.kernels.model.LoweredModel.expert_load`, of rank 0."""
+    grammars: Grammars
+    """Compiled ones, of rank 0."""
 
 
 def build_engine(
@@ -124,7 +127,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
         core.check_idle()
     rank.model.forget_expert_load()
     rank.status.doing = ""
-    return Engine(core, _describe(rank, ranks, notes), bound, rank.model.expert_load)
+    return Engine(core, _describe(rank, ranks, notes), bound, rank.model.expert_load, rank.grammars)
 
 
 def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -> EngineInfo:

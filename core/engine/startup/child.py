@@ -104,7 +104,7 @@ def main(fd: int, parent: int) -> int:
         engine = build_engine(
             plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)), described=described
         )
-        beats.of = engine.core.heartbeat
+        beats.of, inbox.compile = engine.core.heartbeat, engine.grammars.matcher
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send, engine.expert_load) else 1
     except BrokenPipeError:

@@ -40,6 +40,7 @@ from engine.ranks.meeting import check_pairs
 from engine.ranks.messages import RankInfo
 from engine.ranks.steps import RankStatus
 from engine.ranks.world import world_of
+from engine.sampling.constrained import Constraints, Grammars
 from engine.startup.checks import check_attention, check_drafter, try_plugins
 from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
@@ -134,6 +135,7 @@ class Rank:
                 ahead.finish()
         with self.phase("bind plugins"):
             self.bound = bind(self.plan, described)
+            self.grammars = Grammars(self.bound.constraint, self.plan.constraint.max_cached)
             self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)
@@ -196,6 +198,9 @@ class Rank:
                 _make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange, self.rank
             )
             self.runner = self.worker.start(make)()
+            if self.chooses:
+                tables = self.runner.tables
+                tables.constraints = Constraints(self.grammars, tables.vocab_size, bound.drafter.max_width)
         drafts = drafts_of(self.runner)
         if drafts is not None:
             with self.phase("load drafter"):

@@ -6,10 +6,10 @@ after its last one, where the next step overwrites them before anything reads th
 two integers per row, its id and how many drafts it has, copied in front of the replay; everything else is in the
 device tables.
 
-The graph of a step takes the most likely tokens. Where a request asks for others (temperature, filters, penalties), a
-second graph after it chooses them anew from the logits the first one left, by the rows' sampling state; where one asks
-for logprobs of its tokens, a third computes them. What a drafter on the device does after a step is captured apart
-(:mod:`engine.drafting.graphs`).
+The graph of a step takes the most likely tokens. Where a request asks for others (temperature, filters, penalties, a
+grammar), a second graph after it chooses them anew from the logits the first one left, by the rows' sampling state;
+where one asks for logprobs of its tokens, a third computes them. What a drafter on the device does after a step is
+captured apart (:mod:`engine.drafting.graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
 of the larger. Capturing after :meth:`StepGraphs.capture` has returned is impossible.
@@ -18,7 +18,7 @@ of the larger. Capturing after :meth:`StepGraphs.capture` has returned is imposs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -169,18 +169,23 @@ class StepGraphs:
         return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
 
     @torch.inference_mode()
-    def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> CapturedStep:
-        """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
+    def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> tuple[CapturedStep, Mapping[int, str]]:
+        """Run a batch that :meth:`find` found the bucket for. Also why rows cannot follow their grammar, by number.
+        Where a row has one, this waits for the tokens of the step before."""
         graph, features = self._graphs[bucket], self.tables.features(rows)
+        watched = self.tables.watch(rows)
         idle = bucket.rows - len(rows)
         ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
         refill(graph.captured.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
         graph.step()
-        if features & (ALL_SAMPLING | ALL_ADJUSTING):
+        masks = None if watched is None else watched.masks(self.tables.device, bucket.queries)
+        if masks is not None:
+            masks.apply_(graph.captured.logits)
+        if features & (ALL_SAMPLING | ALL_ADJUSTING | Feature.CONSTRAINED):
             graph.sample[features.adjusts]()
         if Feature.LOGPROBS in features:
             graph.logprobs()
-        return graph.captured
+        return graph.captured, {} if masks is None else masks.errors
 
     def captured(self, bucket: Bucket) -> CapturedStep:
         """What a replay of a captured bucket leaves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
@@ -17,6 +17,7 @@ from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.ranks.context_parallel import Dealing
 from engine.ranks.exchange import Exchange
+from engine.sampling.constrained import Watched
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
@@ -109,14 +110,16 @@ class ModelRunner:
         :class:`DeviceQueue`)."""
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
-        captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
-        if captured is None:
+        captured: CapturedStep | None = None
+        if self.graphs is None or bucket is None:
             inputs = self.tables.inputs(plan.rows)
+            watched = self.tables.watch([row for row in plan.rows if row.samples]) if self.samples else None
             hidden, aux = self._forward(plan.rows, inputs.forward)
-            sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
+            sampled, prompts = self._sample(plan, inputs, hidden, watched), self._prompt_logprobs(plan, hidden)
         else:
+            captured, errors = self.graphs.replay(bucket, plan.rows)
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
-            sampled, prompts = self._captured(plan, captured), {}
+            sampled, prompts = self._captured(plan, captured, errors), {}
         done = ended = mark(self.tables.device)
         valid = None
         if self.drafts is not None and plan.syncs_drafter:
@@ -135,7 +138,7 @@ class ModelRunner:
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
-    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled | None:
+    def _captured(self, plan: StepPlan, captured: CapturedStep, errors: Mapping[int, str]) -> Sampled | None:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
         if not self._chooses:
             return None
@@ -152,13 +155,14 @@ class ModelRunner:
             queries,
             (own, captured.logprobs) if own else None,
         )
-        return Sampled(tuple(range(len(plan.rows))), choice)
+        return Sampled(tuple(range(len(plan.rows))), choice, errors)
 
     def _logprobs_wanted(self, rows: Sequence[StepRow]) -> list[int | None]:
         return [self.tables.requests[row.row_id].sampling.logprobs for row in rows]
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Sampled | None:
-        """Sample and verify every row that has all its tokens, and move all rows on."""
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, watched: Watched | None) -> Sampled | None:
+        """Sample and verify every row that has all its tokens, and move all rows on. ``watched``: the text of those
+        that follow a grammar."""
         tables, batch = self.tables, inputs.forward
         ends = inputs.starts + inputs.num_tokens
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
@@ -172,6 +176,7 @@ class ModelRunner:
             index = upload(wanted, torch.int64, hidden.device)
             hidden, token_ids, row_ids, positions = (t[index] for t in (hidden, token_ids, row_ids, positions))
         rows = [plan.rows[i] for i in sampling]
+        errors: Mapping[int, str] = {}
         num_drafts = tuple(row.num_drafts for row in rows)
         features, longest = tables.features(rows), max(row.max_end for row in rows)
         if features is Feature.NONE and self._exchange is not None and self.model.own_head is not None:
@@ -182,6 +187,10 @@ class ModelRunner:
             chosen, logits = tables.sampling.at(row_ids, positions, features), self.model.head(hidden)
             tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
             if self._chooses:
+                if watched is not None:
+                    masks = watched.masks(hidden.device)
+                    masks.apply_(logits)
+                    errors = masks.errors
                 tokens, logits = choose_tokens(
                     logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
                 )
@@ -196,7 +205,7 @@ class ModelRunner:
         if not self._chooses:
             return None
         ranked = rank_tokens(logits, tokens, num_drafts, self._logprobs_wanted(rows))
-        return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
+        return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked), errors)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens after those of each row that wants them, a bounded number at a time."""

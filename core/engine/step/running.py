@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class Sampled:
     indices: tuple[int, ...]
     """Into the rows of the plan."""
     choice: Choice
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """By number among these rows: why one cannot go on, whatever was chosen for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class RunningStep:
         found = [Verified((), 0)] * len(self._plan.rows)
         if self._sampled is not None:
             verdicts = results(self._sampled.choice, tensors[: self._num_choice])
-            for i, verdict in zip(self._sampled.indices, verdicts, strict=True):
-                found[i] = verdict
+            for number, (i, verdict) in enumerate(zip(self._sampled.indices, verdicts, strict=True)):
+                error = self._sampled.errors.get(number)
+                found[i] = verdict if error is None else Verified((), 0, error=error)
         rest = iter(tensors[self._num_choice :])
         prompts = {
             i: tuple(entry for _ in parts for entry in listed(*(next(rest) for _ in range(4))))

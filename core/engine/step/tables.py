@@ -21,6 +21,7 @@ from engine.contracts.graph import TokenShare
 from engine.contracts.request import SamplingParams
 from engine.kernels.context import ForwardBatch
 from engine.kernels.transfer import upload
+from engine.sampling.constrained import Constraints, Watched
 from engine.sampling.state import Feature, SamplingState, features_of
 from engine.step.plan import Admit, StepPlan, StepRow
 
@@ -113,6 +114,8 @@ class DeviceTables:
         self.agreed: Callable[[Tensor], Tensor] = _own
         """Tokens as the rank has them that chooses: with several ranks all must write the same. See
         :meth:`engine.ranks.exchange.Exchange.agreed`."""
+        self.constraints: Constraints | None = None
+        """Of the rank that chooses tokens."""
         self.requests: dict[int, RowRequest] = {self.nobody: RowRequest(SamplingParams(), 0, Feature.NONE)}
 
     @property
@@ -148,8 +151,19 @@ class DeviceTables:
         self.block_tables[:, admit.row_id] = 0
         self.computed[admit.row_id] = admit.num_computed
         self.sampling.write(admit.row_id, admit.sampling, admit.seed, admit.prompt_len, admit.stop_ids)
+        if self.constraints is not None:
+            outputs = admit.tokens[admit.prompt_len :]
+            self.constraints.admit(admit.row_id, admit.sampling.grammar, outputs, admit.prompt_len)
         features = features_of(admit.sampling)
         self.requests[admit.row_id] = RowRequest(admit.sampling, admit.prompt_len, features)
+
+    def watch(self, rows: Sequence[StepRow]) -> Watched | None:
+        """Before the forward pass of a step: what its masks need of the text of these rows, which choose. ``None`` if
+        no row is constrained, or another rank chooses."""
+        if self.constraints is None or Feature.CONSTRAINED not in self.features(rows):
+            return None
+        ids, counts = [row.row_id for row in rows], [row.num_tokens for row in rows]
+        return self.constraints.watch(self.tokens, self.computed, ids, counts, [row.num_drafts for row in rows])
 
     def features(self, rows: Sequence[StepRow]) -> Feature:
         """What any of these rows asks of sampling."""

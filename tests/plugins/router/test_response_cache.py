@@ -134,7 +134,9 @@ OTHER = {
     "logit_bias": {"5": 1.0}, "cache_salt": "tenant", "max_completion_tokens": 3, "logprobs": 1, "top_logprobs": 2,
     "add_generation_prompt": False, "echo": True, "best_of": 1, "model": "other",
     "chat_template_kwargs": {"a": 1}, "enable_thinking": True, "think": True, "reasoning_effort": "low",
-    "return_token_ids": True,
+    "return_token_ids": True, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
+    "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "start: /a/", "json_schema": {},
+    "grammar": 'root ::= "a"',
 }  # fmt: skip
 """Another value of every field of a request, the prompt apart."""
 

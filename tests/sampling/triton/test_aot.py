@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import triton
 
-from engine.sampling.triton import columns
+from engine.sampling.triton import columns, masks
 from engine.sampling.triton.border import find_border
 from engine.sampling.triton.columns import gather_columns
 from engine.sampling.triton.draw import draw
+from engine.sampling.triton.masks import mask_logits
 from engine.sampling.triton.penalties import HISTORY_BLOCK, apply_penalties
 from engine.sampling.triton.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
 from engine.sampling.triton.survey import survey
@@ -27,6 +28,7 @@ TYPES = {
     "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "row_ptr": "*i64", "ids_ptr": "*i64",
     "prompt_len_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
     "stride_logits": "i32", "stride_history": "i32", "float_ptr": "*fp32", "int_ptr": "*i64", "floats_ptr": "*fp32",
+    "mask_index_ptr": "*i64", "word_ptr": "*i32", "vocab_size": "i32", "num_words": "i32",
     "top_ps_ptr": "*fp64", "ints_ptr": "*i64", "output_ptr": "*i64", "count": "i32", "num_rows": "i32",
 }  # fmt: skip
 CONSTANTS = {
@@ -38,6 +40,7 @@ VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (survey, {"FILTERED": False, "BROKEN": -1, **GREEDY}), (survey, {"FILTERED": True, "BROKEN": -1}),
     (find_border, {}),
     (draw, {"ids_ptr": None}), (draw, {}), (apply_penalties, {"BLOCK": HISTORY_BLOCK}),
+    (mask_logits, {"BLOCK": masks.BLOCK}),
     (gather_columns, {"FLOATS": 5, "INTS": 4, "PROMPT_LEN": 2, "BLOCK": columns.BLOCK}),
 )  # fmt: skip
 IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]

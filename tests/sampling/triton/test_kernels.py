@@ -23,6 +23,7 @@ from engine.sampling import philox
 from engine.sampling.adjust import adjust_
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature, SamplingBatch, SamplingState
+from engine.sampling.triton.masks import mask_on_device
 from engine.sampling.triton.noise import gumbel, gumbel_of, log, uniform
 from engine.sampling.triton.penalties import penalise_on_device
 from engine.sampling.triton.sampler import _scratch, sample_on_device
@@ -277,3 +278,20 @@ def test_parameters_are_gathered_in_one_launch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(state, "_on_triton", False)
     want = state.at(rows, positions, Feature.SAMPLED)
     assert all(torch.equal(getattr(got, f.name), getattr(want, f.name)) for f in fields(want) if f.name != "features")
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1025, 2100])
+def test_forbidden_tokens_are_masked_in_their_rows_alone(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(5, vocab + 3, generator=generator).to(DEVICE)[:, :vocab]
+    words = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32)), dtype=torch.int32, generator=generator).to(DEVICE)
+    rows = torch.tensor([4, 0, 2], device=DEVICE)
+    want = logits.clone()
+    for row, mask in zip(rows.tolist(), words.tolist(), strict=True):
+        for token in range(vocab):
+            if not mask[token // 32] >> (token % 32) & 1:
+                want[row, token] = -math.inf
+    beyond = logits.as_strided((5, vocab + 3), logits.stride())[:, vocab:].clone()
+    mask_on_device(logits, rows, words)
+    assert torch.equal(logits, want)
+    assert torch.equal(logits.as_strided((5, vocab + 3), logits.stride())[:, vocab:], beyond)

@@ -1,0 +1,67 @@
+"""Slot ``constraint``: which tokens may come next?
+
+A request may ask that its output follows a grammar. The core compiles the grammar before the request is queued, keeps a
+matcher for each request beside the rank that chooses tokens, and gives every token that the grammar forbids a logit of
+minus infinity. Drafts need no care: one that the grammar forbids is not the target's token, so it is rejected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output must look like, from its first token to its end."""
+
+    kind: GrammarKind
+    text: str = ""
+    """A JSON Schema as JSON text, a regular expression, a JSON array of strings of which the output is one, or a
+    grammar in the notation of Lark, or in GBNF. Empty with ``json_object``."""
+
+
+class GrammarError(ValueError):
+    """A grammar that is wrong or not supported, or an output that the matcher cannot follow any further."""
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """Where one output stands in its grammar. Used by one thread at a time."""
+
+    def advance(self, token: int) -> bool:
+        """Take a token of the output, the end token included. False, and nothing changes, if the grammar forbids it.
+        What :meth:`fill` allows is taken; so may be other spellings of a text than those that it allows. Raises
+        :class:`GrammarError` as :meth:`fill`."""
+        ...
+
+    def roll_back(self, count: int) -> None:
+        """Take back the last ``count`` tokens."""
+        ...
+
+    def fill(self, mask: Tensor) -> None:
+        """Which tokens may come next. ``mask``: int32 ``[ceil(vocab_size / 32)]``, contiguous, on the CPU; bit
+        ``i % 32`` of word ``i // 32`` is 1 for token ``i``. An end token is allowed where the output may end, and after
+        it.
+
+        Raises :class:`GrammarError` where matching takes more than the plugin's limits."""
+        ...
+
+    def copy(self) -> Matcher:
+        """Another one at the same place, independent of this."""
+        ...
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """The plugin. The API process has one to refuse what cannot be compiled, each rank one that it matches with."""
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of an output. Raises :class:`GrammarError` saying what is wrong with the grammar,
+        for the client who sent it. Called from several threads at once, while other matchers are in use."""
+        ...

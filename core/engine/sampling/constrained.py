@@ -1,0 +1,200 @@
+"""Outputs that follow a grammar: a matcher for each row of the device tables, and the mask of every position.
+
+A step's tokens reach the host while the step after it computes: what a row's matcher has not seen is copied before the
+forward pass of a step, and the matcher follows and writes the step's masks while that runs. So plans are made ahead, as
+for any other request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from engine.contracts.constraint import Constraint, Grammar, GrammarError, Matcher
+from engine.kernels.transfer import Arriving, download, upload
+from engine.kernels.triton.device import runs_triton
+from engine.plugin_guard.calls import describe_error
+
+FAILED = "the output cannot follow its grammar: "
+
+
+class Grammars:
+    """Compiled grammars, by content; the last few are kept. Safe to use from several threads."""
+
+    def __init__(self, constraint: Constraint, max_cached: int) -> None:
+        self._constraint = constraint
+        self._max_cached = max_cached
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """One of its own, at the beginning of an output. Raises :class:`GrammarError`."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.copy()
+        compiled = self._constraint.compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > self._max_cached:
+                self._compiled.popitem(last=False)
+            return compiled.copy()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """What rows of a step may choose."""
+
+    index: Tensor
+    """int64 ``[M]``: the constrained rows of logits, on the device."""
+    words: Tensor
+    """int32 ``[M, ceil(vocab_size / 32)]``, on the device: bit ``i % 32`` of word ``i // 32`` allows token ``i``."""
+    errors: Mapping[int, str]
+    """By number among the step's rows that choose: why a row's matcher cannot go on."""
+
+    def apply_(self, logits: Tensor) -> None:
+        """Minus infinity for what is forbidden. ``logits``: float32 ``[N, V]``, changed in place."""
+        if runs_triton(logits.device):
+            from engine.sampling.triton.masks import mask_on_device  # Triton is imported only where it runs
+
+            mask_on_device(logits, self.index, self.words)
+            return
+        of_byte = _of_bytes()[self.words.view(torch.uint8).flatten().to(torch.int32)]
+        logits.index_add_(0, self.index, of_byte.view(len(self.words), -1)[:, : logits.shape[1]])
+
+
+class Constraints:
+    """The matchers of the rank that chooses tokens. Only the device thread uses them."""
+
+    def __init__(self, grammars: Grammars, vocab_size: int, max_draft_tokens: int) -> None:
+        self.num_words = -(-vocab_size // 32)
+        self.most_unseen = max_draft_tokens + 1
+        """A step brings at most so many tokens."""
+        self._grammars = grammars
+        self._rows: dict[int, MatchedRow] = {}
+
+    def admit(self, row_id: int, grammar: Grammar | None, outputs: Sequence[int], prompt_len: int) -> None:
+        """A request takes a row, or starts again in it: after ``outputs``."""
+        self._rows.pop(row_id, None)
+        if grammar is None:
+            return
+        row = self._rows[row_id] = MatchedRow(prompt_len - 1)
+        try:
+            row.matcher = self._grammars.matcher(grammar)
+            row.advance(outputs)
+        except Exception as error:  # a plugin may fail in any way; the request fails, not the admission of others
+            row.error = f"{FAILED}{describe_error(error)}"
+
+    def watch(
+        self,
+        tokens: Tensor,
+        computed: Tensor,
+        row_ids: Sequence[int],
+        num_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+    ) -> Watched | None:
+        """Begin to copy what the matchers of a step's rows have not seen, before the step moves them on. ``None`` if no
+        row is constrained.
+
+        ``tokens``, ``computed``: of the device tables. Of each row that chooses: its id, and how many known tokens and
+        drafts the step has of it.
+        """
+        members = [number for number, row_id in enumerate(row_ids) if row_id in self._rows]
+        if not members:
+            return None
+        rows = [self._rows[row_ids[number]] for number in members]
+        own = [row_ids[number] for number in members], [num_tokens[number] for number in members]
+        ids, counts = upload([*own[0], *own[1]], torch.int64, tokens.device).view(2, -1).unbind()
+        ends = computed[ids] + counts
+        around = torch.arange(-self.most_unseen, max(num_drafts[number] for number in members), device=tokens.device)
+        text = tokens[ids[:, None], (ends[:, None] + around).clamp(min=0)]
+        return Watched(self, rows, members, num_drafts, download((ends, text)))
+
+
+@dataclass(slots=True)
+class MatchedRow:
+    """A constrained request: its matcher, and how far that has come in its text."""
+
+    position: int
+    """Of the last token that it has taken."""
+    matcher: Matcher | None = None
+    error: str = ""
+    """Why it takes no more."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self.position += len(tokens)
+        if self.matcher is None or self.error:
+            return
+        try:
+            for token in tokens:
+                if not self.matcher.advance(token):
+                    raise GrammarError(f"it forbids token {token}")
+        except GrammarError as error:
+            self.error = f"{FAILED}{error}"
+
+    def fill(self, drafts: Sequence[int], words: Tensor) -> None:
+        """The masks after its last token and after each draft, as far as the grammar allows the drafts: what comes
+        after another one is not looked at. ``words``: ``[1 + len(drafts), num_words]``."""
+        if self.matcher is None or self.error:
+            return
+        taken = 0
+        try:
+            self.matcher.fill(words[0])
+            for number, draft in enumerate(drafts, 1):
+                if not self.matcher.advance(draft):
+                    break
+                taken += 1
+                self.matcher.fill(words[number])
+        except GrammarError as error:
+            self.error = f"{FAILED}{error}"
+        else:
+            self.matcher.roll_back(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The text of a step's constrained rows, on its way to the host."""
+
+    constraints: Constraints
+    rows: Sequence[MatchedRow]
+    members: Sequence[int]
+    """Their numbers among the rows that choose."""
+    num_drafts: Sequence[int]
+    """Of all rows that choose."""
+    arriving: Arriving
+
+    def masks(self, device: torch.device | str, queries: int | None = None) -> TokenMasks:
+        """The step's masks; waits for the tokens of the steps before it. ``queries``: rows of logits of each row where
+        all have as many; ``None``: ``1 + num_drafts``."""
+        ends, texts = (tensor.tolist() for tensor in self.arriving.wait())
+        sizes = [1 + count if queries is None else queries for count in self.num_drafts]
+        begins = list(accumulate(sizes, initial=0))
+        index = [begins[number] + i for number in self.members for i in range(1 + self.num_drafts[number])]
+        words = torch.full((len(index), self.constraints.num_words), -1, dtype=torch.int32)
+        at, back = 0, self.constraints.most_unseen
+        for row, number, end, text in zip(self.rows, self.members, ends, texts, strict=True):
+            unseen, drafts = end - 1 - row.position, self.num_drafts[number]
+            assert 0 <= unseen <= back, f"{unseen} tokens unseen, at most {back} kept"
+            row.advance(text[back - unseen : back])
+            row.fill(text[back : back + drafts], words[at : at + 1 + drafts])
+            at += 1 + drafts
+        errors = {number: row.error for row, number in zip(self.rows, self.members, strict=True) if row.error}
+        return TokenMasks(upload(index, torch.int64, device), words.to(device), errors)
+
+
+_BYTES: list[Tensor] = []
+
+
+def _of_bytes() -> Tensor:
+    """float32 ``[256, 8]``: what the bits of a byte add to eight logits."""
+    if not _BYTES:
+        bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+        _BYTES.append(torch.where(bits == 1, 0.0, float("-inf")))
+    return _BYTES[0]

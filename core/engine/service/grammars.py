@@ -1,0 +1,174 @@
+"""What a request says its output must look like, and refusing what cannot be enforced before the request is queued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from engine.contracts.config import ConstraintConfig
+from engine.contracts.constraint import Constraint, Grammar, GrammarError, GrammarKind
+from engine.plugin_guard.calls import describe_error
+from engine.service.errors import ApiError, bad_request
+from engine.service.protocol import GenerationRequest, StructuredOutputs
+
+T = TypeVar("T")
+THREADS = 2
+"""Grammars compiled at once."""
+
+log = structlog.get_logger("engine.grammars")
+
+
+def grammar_of(options: GenerationRequest) -> tuple[str, Grammar] | None:
+    """What a request's output must look like, and the field that says it. Raises :class:`ApiError` ``invalid`` where
+    several do, or one says nothing that can be understood."""
+    found = [*_asked(options)]
+    if len(found) > 1:
+        names = " and ".join(param for param, _ in found)
+        raise bad_request(f"Expected one description of the output, got {names}.", found[1][0])
+    if found and options.min_tokens:
+        raise bad_request("min_tokens cannot be combined with a grammar, which ends the output.", "min_tokens")
+    return found[0] if found else None
+
+
+def _asked(options: GenerationRequest) -> Iterator[tuple[str, Grammar]]:
+    if (form := options.response_format) is not None:
+        if form.type == "json_object":
+            schema = _schema_text(form.schema, "response_format.schema")
+            yield "response_format", Grammar("json_schema", schema) if schema else Grammar("json_object")
+        elif form.type == "json_schema":
+            inner = _present(form.json_schema, "response_format.json_schema")
+            schema = _schema_text(inner.schema, "response_format.json_schema.schema")
+            yield "response_format", Grammar("json_schema", schema) if schema else Grammar("json_object")
+        elif form.type == "regex":
+            yield "response_format", Grammar("regex", _present(form.pattern, "response_format.pattern"))
+        elif form.type == "grammar":
+            yield "response_format", Grammar("lark", _present(form.grammar, "response_format.grammar"))
+    yield from _structured("structured_outputs", options.structured_outputs or StructuredOutputs())
+    guided = StructuredOutputs(options.guided_json, options.guided_regex, options.guided_choice, options.guided_grammar)
+    yield from _structured("guided", guided)
+    if options.json_schema is not None:
+        yield "json_schema", Grammar("json_schema", _schema_text(options.json_schema, "json_schema"))
+    if options.grammar:
+        yield "grammar", Grammar("gbnf", options.grammar)
+
+
+def _structured(name: str, asked: StructuredOutputs) -> Iterator[tuple[str, Grammar]]:
+    """vLLM's spelling."""
+    at = f"{name}_" if name == "guided" else f"{name}."
+    if asked.json is not None:
+        yield f"{at}json", Grammar("json_schema", _schema_text(asked.json, f"{at}json"))
+    if asked.regex is not None:
+        yield f"{at}regex", Grammar("regex", asked.regex)
+    if asked.choice is not None:
+        if not asked.choice or "" in asked.choice:
+            raise bad_request(f"{at}choice: expected at least one text, none of them empty.", f"{at}choice")
+        yield f"{at}choice", Grammar("choice", msgspec.json.encode(asked.choice).decode())
+    if asked.grammar is not None:
+        yield f"{at}grammar", Grammar(_notation(asked.grammar), asked.grammar)
+    if asked.json_object:
+        yield f"{at}json_object", Grammar("json_object")
+
+
+def _notation(text: str) -> GrammarKind:
+    """Rules are ``name: ...`` in Lark, ``name ::= ...`` in GBNF."""
+    return "gbnf" if "::=" in text else "lark"
+
+
+def _present(value: T | None, param: str) -> T:
+    if not value:
+        raise bad_request(f"Missing required field {param!r}.", param)
+    return value
+
+
+def _schema_text(schema: Mapping[str, Any] | bool | str | None, param: str) -> str:
+    """JSON text; empty for none. Some clients send the schema as text."""
+    if schema is None:
+        return ""
+    try:
+        if isinstance(schema, str):
+            schema = msgspec.json.decode(schema)
+            if not isinstance(schema, Mapping | bool):
+                raise bad_request(f"{param}: expected a JSON Schema, which is an object.", param)
+        return msgspec.json.encode(schema).decode()
+    except msgspec.DecodeError as error:
+        raise bad_request(f"{param} is not valid JSON: {error}.", param) from None
+    except RecursionError:
+        raise bad_request(f"{param} is nested too deeply.", param) from None
+
+
+class GrammarChecks:
+    """Compiles grammars to refuse those that cannot be enforced. Use on the event loop's thread only."""
+
+    def __init__(self, constraint: Constraint | None, config: ConstraintConfig | None = None) -> None:
+        self._constraint = constraint
+        self._config = config or ConstraintConfig()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._known: OrderedDict[Grammar, str] = OrderedDict()
+        """Why one is refused; empty: it is not."""
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raises :class:`ApiError` ``invalid`` for a grammar that cannot be enforced or takes too long."""
+        if self._constraint is None:
+            raise bad_request("This server has no plugin that follows grammars.", param, "unsupported_parameter")
+        why = self._known.get(grammar)
+        if why is None:
+            why = too_large(grammar, self._config) or await self._compiled(self._constraint, grammar, param)
+            self._known[grammar] = why
+            if len(self._known) > self._config.max_cached:
+                self._known.popitem(last=False)
+        if why:
+            raise bad_request(f"{param}: {why[:1].upper()}{why[1:]}.".replace("..", "."), param, "invalid_grammar")
+
+    async def _compiled(self, constraint: Constraint, grammar: Grammar, param: str) -> str:
+        """Why it is refused."""
+        try:
+            async with asyncio.timeout(self._config.compile_s):
+                await asyncio.get_running_loop().run_in_executor(self._pool, constraint.compile, grammar)
+        except GrammarError as error:
+            return str(error)
+        except TimeoutError:
+            limit = f"constraint.compile_s={self._config.compile_s:g}"
+            raise bad_request(
+                f"{param}: it was not compiled within {limit} seconds.", param, "grammar_timeout"
+            ) from None
+        except Exception as error:  # a plugin may fail in any way: this request's failure, nobody else's
+            log.error("grammar not compiled", error=describe_error(error, constraint, "compile"))
+            raise ApiError("failed", "The server failed to compile the grammar.", code="internal_error") from None
+        return ""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
+    """Which limit a grammar is beyond; empty: none. Optional properties of a schema cost their square."""
+    size = len(grammar.text.encode())
+    if size > limits.max_bytes:
+        return f"it has {size} bytes, at most {limits.max_bytes} are taken (constraint.max_bytes)"
+    if grammar.kind != "json_schema":
+        return ""
+    counts, deepest = {"properties": 0, "enum": 0}, 0
+    left: list[tuple[Any, int]] = [(msgspec.json.decode(grammar.text), 1)]
+    while left:
+        value, depth = left.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, dict):
+            for name in counts:
+                counts[name] += len(value[name]) if isinstance(value.get(name), dict | list) else 0
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(each, depth + 1) for each in inner]
+    found = (
+        ("max_properties", counts["properties"], "properties"),
+        ("max_enum", counts["enum"], "enum values"),
+        ("max_depth", deepest, "levels"),
+    )
+    for name, count, what in found:
+        if count > (most := getattr(limits, name)):
+            return f"it has {count} {what}, at most {most} are taken (constraint.{name})"
+    return ""

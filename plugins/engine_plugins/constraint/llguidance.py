@@ -1,0 +1,142 @@
+"""Constraint ``llguidance``: an Earley parser over a lexer of derivatives, which computes each mask when it is asked.
+
+The library (https://github.com/guidance-ai/llguidance) reads ``tokenizer.json`` itself. It refuses what it cannot
+enforce of a JSON schema, and property order is that of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.contracts.config import ConstraintConfig, at_least
+from engine.contracts.constraint import Grammar, GrammarError
+from engine.contracts.provider import BuildContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_SAID = 300
+"""Characters of the library's messages."""
+_ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True)
+class LLGuidanceConfig(ConstraintConfig):
+    """JSON schemas, regular expressions and grammars, by the library llguidance."""
+
+    max_whitespace: int = 8
+    """Most blanks, tabs and line ends between two tokens of JSON, of which a model that is stuck can write no end. 0:
+    none, the most compact JSON."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("constraint.max_whitespace", self.max_whitespace, 0)
+
+
+class LLGuidance:
+    """The plugin. The library and the vocabulary are loaded with the first grammar."""
+
+    def __init__(self, config: LLGuidanceConfig, context: BuildContext) -> None:
+        self._config = config
+        self._model = context.model
+        self._loading = threading.Lock()
+        self._loaded: tuple[Any, Any, Any] | None = None
+
+    def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
+        """Raises :class:`GrammarError` in the library's words."""
+        lib, tokenizer, limits = self._library()
+        try:
+            source = self._source(lib, grammar)
+        except GrammarError:
+            raise
+        except Exception as error:  # the parser of GBNF, written in Python, has errors of its own
+            raise GrammarError(_one_line(str(error))) from None
+        # log_level=0: the library writes to stderr otherwise.
+        matcher = lib.LLMatcher(tokenizer, source, limits=limits, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(_one_line(matcher.get_error()))
+        return LLGuidanceMatcher(matcher, tokenizer.eos_tokens)
+
+    def _source(self, lib: Any, grammar: Grammar) -> str:
+        """In the library's own form. Raises ``ValueError``."""
+        match grammar.kind:
+            case "json_schema" | "json_object":
+                schema = grammar.text if grammar.kind == "json_schema" else _ANY_OBJECT
+                return str(lib.LLMatcher.grammar_from_json_schema(schema, overrides=self._json_options()))
+            case "regex":
+                return str(lib.LLMatcher.grammar_from_regex(grammar.text))
+            case "choice":
+                options = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
+                return str(lib.LLMatcher.grammar_from_lark(f"start: {options}"))
+            case "lark":
+                return str(lib.LLMatcher.grammar_from_lark(grammar.text))
+            case "gbnf":
+                from llguidance.gbnf_to_lark import any_to_lark
+
+                return str(lib.LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
+
+    def _json_options(self) -> dict[str, Any]:
+        most = self._config.max_whitespace
+        if most == 0:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{most}}}"}
+
+    def _library(self) -> tuple[Any, Any, Any]:
+        """The library, the vocabulary as it has it, and its limits. Raises :class:`GrammarError`."""
+        with self._loading:
+            if self._loaded is None:
+                import llguidance  # 0.1 s and more, which only a server that is asked for a grammar has to spend
+
+                path = Path(self._model.path) / "tokenizer.json"
+                try:
+                    text = path.read_text(encoding="utf-8")
+                    ends = list(self._model.eos_token_ids) or None
+                    tokenizer = llguidance.LLTokenizer(text, n_vocab=self._model.vocab_size, eos_token=ends)
+                except (OSError, ValueError) as error:
+                    raise GrammarError(f"this model's vocabulary cannot be read: {path.name}: {error}") from None
+                self._loaded = llguidance, tokenizer, llguidance.LLParserLimits(verbose_errors=False)
+            return self._loaded
+
+
+class LLGuidanceMatcher:
+    """The library's matcher, and the end tokens after an output that can only end: the library does not take them
+    back."""
+
+    def __init__(self, matcher: Any, ends: Sequence[int], num_ends: int = 0) -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self._num_ends = num_ends
+
+    def advance(self, token: int) -> bool:
+        if self._matcher.is_stopped():
+            self._num_ends += token in self._ends
+            return token in self._ends
+        taken = bool(self._matcher.try_consume_tokens([token]) == 1)
+        self._check()
+        return taken
+
+    def roll_back(self, count: int) -> None:
+        ends = min(count, self._num_ends)
+        self._num_ends -= ends
+        self._matcher.rollback(count - ends)
+
+    def fill(self, mask: Tensor) -> None:
+        self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * 4)
+        self._check()
+
+    def _check(self) -> None:
+        """The library does not raise: a matcher that is beyond its limits takes no more."""
+        if self._matcher.is_error():
+            raise GrammarError(_one_line(self._matcher.get_error()))
+
+    def copy(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._ends, self._num_ends)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MOST_SAID] or "it cannot be compiled"

@@ -1,0 +1,83 @@
+"""Masks of logits on a CPU, and compiled grammars that are kept. What matchers follow is among the laws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.constraint import Grammar, GrammarError
+from engine.sampling.constrained import Grammars, TokenMasks
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1025])
+def test_forbidden_tokens_are_masked_in_their_rows_alone(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(5, vocab, generator=generator)
+    words = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32)), dtype=torch.int32, generator=generator)
+    rows = torch.tensor([4, 0, 2])
+    want = logits.clone()
+    for row, mask in zip(rows.tolist(), words.tolist(), strict=True):
+        for token in range(vocab):
+            if not mask[token // 32] >> (token % 32) & 1:
+                want[row, token] = -math.inf
+    TokenMasks(rows, words, {}).apply_(logits)
+    assert torch.equal(logits, want)
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def compile(self, grammar: Grammar) -> Place:
+        self.compiled.append(grammar.text)
+        if grammar.text == "wrong":
+            raise GrammarError("wrong")
+        return Place()
+
+
+class Place:
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
+
+    def advance(self, token: int) -> bool:
+        self.taken += 1
+        return True
+
+    def roll_back(self, count: int) -> None:
+        self.taken -= count
+
+    def fill(self, mask: Tensor) -> None:
+        mask.fill_(-1)
+
+    def copy(self) -> Place:
+        return Place(self.taken)
+
+
+def test_a_grammar_is_compiled_once_and_every_request_has_a_matcher_of_its_own() -> None:
+    constraint = Counting()
+    grammars = Grammars(constraint, 2)
+    first, second = (grammars.matcher(Grammar("regex", "a")) for _ in range(2))
+    assert first.advance(1) and constraint.compiled == ["a"]
+    assert isinstance(second, Place) and second.taken == 0
+    grammars.matcher(Grammar("lark", "a"))
+    assert constraint.compiled == ["a", "a"], "another kind is another grammar"
+
+
+def test_the_grammars_asked_for_last_are_kept() -> None:
+    constraint = Counting()
+    grammars = Grammars(constraint, 2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        grammars.matcher(Grammar("regex", text))
+    assert constraint.compiled == ["a", "b", "c", "b"]
+
+
+def test_a_wrong_grammar_is_not_kept() -> None:
+    constraint = Counting()
+    grammars = Grammars(constraint, 2)
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            grammars.matcher(Grammar("regex", "wrong"))
+    assert constraint.compiled == ["wrong", "wrong"]

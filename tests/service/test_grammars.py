@@ -1,0 +1,189 @@
+"""From the fields of a request to the grammar of its output; grammars that are refused before they are queued."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from engine.contracts.config import ConstraintConfig
+from engine.contracts.constraint import Grammar, GrammarError
+from engine.service.errors import ApiError
+from engine.service.grammars import GrammarChecks, grammar_of, too_large
+from engine.service.protocol import ChatRequest, decode
+
+from .fakes import in_loop
+
+SCHEMA = {"type": "object", "properties": {"a": {"const": None}}, "required": ["a"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+JSON, ANY = Grammar("json_schema", TEXT), Grammar("json_object")
+
+
+def asked(**fields: Any) -> tuple[str, Grammar] | None:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | fields
+    return grammar_of(decode(json.dumps(body).encode(), ChatRequest))
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        asked(**fields)
+    assert caught.value.kind == "invalid"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, ANY),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JSON),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True}}}, ANY),
+        ({"response_format": {"type": "regex", "pattern": "a+"}}, Grammar("regex", "a+")),
+        ({"response_format": {"type": "grammar", "grammar": "start: /a/"}}, Grammar("lark", "start: /a/")),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"structured_outputs": {"json": TEXT}}, JSON),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar("choice", '["a","b"]')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("gbnf", 'root ::= "a"')),
+        ({"structured_outputs": {"json_object": True}}, ANY),
+        ({"guided_json": SCHEMA}, JSON),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a","b"]')),
+        ({"guided_grammar": "start: /a/"}, Grammar("lark", "start: /a/")),
+        ({"json_schema": SCHEMA}, JSON),
+        ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+        ({"guided_json": True}, Grammar("json_schema", "true")),
+    ],
+)
+def test_every_spelling_is_understood(fields: dict[str, Any], grammar: Grammar) -> None:
+    for others in ({}, {"stop": None, "anything": None, "logit_bias": {"5": None}}):
+        found = asked(**fields, **others)
+        assert found is not None and found[1] == grammar and found[0].startswith(next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": {}}, {"grammar": ""}],
+)
+def test_most_requests_say_nothing_of_their_output(fields: dict[str, Any]) -> None:
+    assert asked(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+        ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
+        ({"response_format": "json"}, "response_format"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[1]"}, "guided_json"),
+        ({"guided_json": 3}, "guided_json"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
+        ({"guided_regex": "a", "min_tokens": 3}, "min_tokens"),
+    ],
+)
+def test_what_makes_no_grammar_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    ("grammar", "limit"),
+    [
+        (Grammar("regex", "a" * 101), "max_bytes"),
+        (Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(6)}})), "max_properties"),
+        (Grammar("json_schema", json.dumps([{"properties": {"a": {}}}] * 6)), "max_properties"),
+        (Grammar("json_schema", json.dumps({"enum": [*range(8)]})), "max_enum"),
+        (Grammar("json_schema", nested(9)), "max_depth"),
+    ],
+)
+def test_a_grammar_beyond_a_limit_is_named_with_the_limit(grammar: Grammar, limit: str) -> None:
+    small = ConstraintConfig(max_bytes=100, max_properties=5, max_enum=7, max_depth=8)
+    assert f"(constraint.{limit})" in too_large(grammar, small if limit == "max_bytes" else _roomy(small))
+    assert too_large(grammar, ConstraintConfig()) == ""
+
+
+def _roomy(config: ConstraintConfig) -> ConstraintConfig:
+    return ConstraintConfig(10**6, config.max_properties, config.max_enum, config.max_depth)
+
+
+class Compiler:
+    """Refuses what says so, waits where it says so, and breaks where it says so."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.proceed = threading.Event()
+
+    def compile(self, grammar: Grammar) -> Compiler:
+        self.compiled.append(grammar.text)
+        match grammar.text:
+            case "wrong":
+                raise GrammarError("it is wrong")
+            case "slow":
+                self.proceed.wait(10)
+            case "broken":
+                raise RuntimeError("a bug")
+        return self
+
+    def advance(self, token: int) -> bool:
+        return True
+
+    def roll_back(self, count: int) -> None: ...
+
+    def fill(self, mask: Tensor) -> None: ...
+
+    def copy(self) -> Compiler:
+        return self
+
+
+async def failure(checks: GrammarChecks, text: str) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await checks.check(Grammar("regex", text), "guided_regex")
+    return caught.value
+
+
+@in_loop
+async def test_a_grammar_is_compiled_once_and_refused_for_its_reason_every_time() -> None:
+    compiler = Compiler()
+    checks = GrammarChecks(compiler)
+    for _ in range(2):
+        error = await failure(checks, "wrong")
+        assert (error.kind, error.param, error.code) == ("invalid", "guided_regex", "invalid_grammar")
+        assert error.message == "guided_regex: It is wrong."
+        await checks.check(Grammar("regex", "right"), "guided_regex")
+    assert compiler.compiled == ["wrong", "right"]
+    checks.close()
+
+
+@in_loop
+async def test_a_grammar_that_takes_too_long_ends_its_own_request() -> None:
+    compiler = Compiler()
+    checks = GrammarChecks(compiler, ConstraintConfig(compile_s=0.1))
+    slow = asyncio.create_task(failure(checks, "slow"))
+    await asyncio.sleep(0)
+    await checks.check(Grammar("regex", "right"), "guided_regex")
+    error = await slow
+    compiler.proceed.set()
+    assert error.code == "grammar_timeout" and "constraint.compile_s" in error.message
+    checks.close()
+
+
+@in_loop
+async def test_a_plugin_that_breaks_fails_the_request_and_nothing_else() -> None:
+    checks = GrammarChecks(Compiler())
+    error = await failure(checks, "broken")
+    assert error.kind == "failed" and "bug" not in error.message
+    await checks.check(Grammar("regex", "right"), "guided_regex")
+    checks.close()

@@ -1,0 +1,115 @@
+"""What following a grammar costs a decode step: requests with one beside the same requests without.
+
+    python tools/benchmarks/constrained.py [MODEL] [--batch 1 8] [--rounds 10] [--set "quantizer=int8 ..."]
+
+Rounds alternate in one engine. ``one``: a single request of the batch has a grammar. ``all``: each has. ``mask``: what
+making the masks of a step and applying them takes alone. Medians; ratios are to the batch without a grammar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine import LLM
+from engine.contracts.constraint import Grammar
+from engine.contracts.events import StepEvent
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.sampling.constrained import TokenMasks, Watched
+
+TOKENS = 48
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "size": {"enum": ["small", "medium", "large"]},
+        "count": {"type": "integer"},
+    },
+    "required": ["name", "size", "count"],
+    "additionalProperties": False,
+}
+ENDLESS = Grammar("json_schema", json.dumps({"type": "array", "items": ITEM, "minItems": 1000}))
+"""No output ends before the others."""
+
+
+def step_ms(llm: LLM, batch: int, constrained: int, seed: int) -> float:
+    """The median decode step of ``batch`` requests, of which so many have a grammar. Milliseconds."""
+    for i in range(batch):
+        grammar = ENDLESS if i < constrained else None
+        sampling = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=seed + i, ignore_eos=True, grammar=grammar)
+        prompt = tuple(5 + (i * 7 + j + seed) % 1000 for j in range(32))
+        llm.core.submit(EngineRequest(f"{seed}-{i}-{constrained}", prompt, sampling, cache_salt=str(seed)))
+    found: list[float] = []
+    before = time.perf_counter()
+    while llm.core.has_work:
+        done = llm.core.step()
+        for out in done.outputs:
+            if out.error:
+                raise RuntimeError(out.error)
+        now = time.perf_counter()
+        for event in done.events:
+            if isinstance(event, StepEvent) and event.num_decode_tokens == event.num_requests == batch:
+                found.append((now - before) * 1e3)
+        before = now
+    return statistics.median(found[2:])
+
+
+def timed(kind: type[Any], name: str, into: list[float]) -> Callable[[], None]:
+    """Adds the microseconds of every call of a method; what is returned ends that."""
+    method = getattr(kind, name)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        made = method(*arguments, **named)
+        into.append((time.perf_counter() - started) * 1e6)
+        return made
+
+    setattr(kind, name, called)
+    return lambda: setattr(kind, name, method)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="bundled")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--set", default="", metavar="'KEY=VALUE ...'", help="overrides")
+    options = parser.parse_args()
+    overrides = ["scheduler.max_requests=64", "drafter=none", "model.max_len=1024", *options.set.split()]
+    llm = LLM(options.model, overrides=overrides)
+    print(f"vocabulary {llm.info.vocab_size}, {torch.get_num_threads()} threads")
+    for batch in options.batch:
+        times: dict[int, list[float]] = defaultdict(list)
+        made, applied = list[float](), list[float]()
+        counts = sorted({0, 1, batch})
+        for count in counts:
+            step_ms(llm, batch, count, seed=10_000)
+        undo = (timed(Watched, "masks", made), timed(TokenMasks, "apply_", applied))
+        for number in range(options.rounds):
+            order = counts if number % 2 else counts[::-1]
+            for count in order:
+                times[count].append(step_ms(llm, batch, count, seed=100 * number))
+        for each in undo:
+            each()
+        plain = statistics.median(times[0])
+        words = [f"batch {batch}: none {plain:.2f} ms"]
+        for count in counts[1:]:
+            ratios = sorted(one / none for one, none in zip(times[count], times[0], strict=True))
+            name = "all" if count == batch else "one"
+            words.append(f"{name} {statistics.median(ratios):.3f} [{ratios[0]:.3f}-{ratios[-1]:.3f}]")
+        for name, values in (("masks", made), ("applied", applied)):
+            values.sort()
+            words.append(f"{name} P50 {statistics.median(values):.0f} P99 {values[int(0.99 * len(values))]:.0f} us")
+        print(", ".join(words))
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()
