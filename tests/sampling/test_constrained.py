@@ -10,10 +10,12 @@ from torch import Tensor
 
 from engine.contracts.constraint import Grammar, GrammarError
 from engine.sampling.constrained import Grammars, TokenMasks
+from tests.native import needs_compiler
 
 
+@pytest.mark.parametrize("by_native_code", [False, pytest.param(True, marks=needs_compiler)])
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1025])
-def test_forbidden_tokens_are_masked_in_their_rows_alone(vocab: int) -> None:
+def test_forbidden_tokens_are_masked_in_their_rows_alone(vocab: int, by_native_code: bool) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(5, vocab, generator=generator)
     words = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32)), dtype=torch.int32, generator=generator)
@@ -23,7 +25,7 @@ def test_forbidden_tokens_are_masked_in_their_rows_alone(vocab: int) -> None:
         for token in range(vocab):
             if not mask[token // 32] >> (token % 32) & 1:
                 want[row, token] = -math.inf
-    TokenMasks(rows, words, {}).apply_(logits)
+    TokenMasks(rows, words, {}, by_native_code).apply_(logits)
     assert torch.equal(logits, want)
 
 

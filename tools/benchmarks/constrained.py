@@ -39,11 +39,13 @@ ENDLESS = Grammar("json_schema", json.dumps({"type": "array", "items": ITEM, "mi
 """No output ends before the others."""
 
 
-def step_ms(llm: LLM, batch: int, constrained: int, seed: int) -> float:
+def step_ms(llm: LLM, batch: int, constrained: int, seed: int, temperature: float) -> float:
     """The median decode step of ``batch`` requests, of which so many have a grammar. Milliseconds."""
     for i in range(batch):
         grammar = ENDLESS if i < constrained else None
-        sampling = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=seed + i, ignore_eos=True, grammar=grammar)
+        sampling = SamplingParams(
+            max_tokens=TOKENS, temperature=temperature, seed=seed + i, ignore_eos=True, grammar=grammar
+        )
         prompt = tuple(5 + (i * 7 + j + seed) % 1000 for j in range(32))
         llm.core.submit(EngineRequest(f"{seed}-{i}-{constrained}", prompt, sampling, cache_salt=str(seed)))
     found: list[float] = []
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="bundled")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--set", default="", metavar="'KEY=VALUE ...'", help="overrides")
     options = parser.parse_args()
     overrides = ["scheduler.max_requests=64", "drafter=none", "model.max_len=1024", *options.set.split()]
@@ -90,12 +93,12 @@ def main() -> None:
         made, applied = list[float](), list[float]()
         counts = sorted({0, 1, batch})
         for count in counts:
-            step_ms(llm, batch, count, seed=10_000)
+            step_ms(llm, batch, count, 10_000, options.temperature)
         undo = (timed(Watched, "masks", made), timed(TokenMasks, "apply_", applied))
         for number in range(options.rounds):
             order = counts if number % 2 else counts[::-1]
             for count in order:
-                times[count].append(step_ms(llm, batch, count, seed=100 * number))
+                times[count].append(step_ms(llm, batch, count, 100 * number, options.temperature))
         for each in undo:
             each()
         plain = statistics.median(times[0])

@@ -11,15 +11,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine import native
 from engine.contracts.constraint import Constraint, Grammar, GrammarError, Matcher
 from engine.kernels.transfer import Arriving, download, upload
 from engine.kernels.triton.device import runs_triton
 from engine.plugin_guard.calls import describe_error
+from engine.sampling.sources import MASK
 
 FAILED = "the output cannot follow its grammar: "
 
@@ -58,6 +62,8 @@ class TokenMasks:
     """int32 ``[M, ceil(vocab_size / 32)]``, on the device: bit ``i % 32`` of word ``i // 32`` allows token ``i``."""
     errors: Mapping[int, str]
     """By number among the step's rows that choose: why a row's matcher cannot go on."""
+    by_native_code: bool = False
+    """On a CPU: by C++ instead of torch, whose threads would take the cores from those of the kernels."""
 
     def apply_(self, logits: Tensor) -> None:
         """Minus infinity for what is forbidden. ``logits``: float32 ``[N, V]``, changed in place."""
@@ -66,6 +72,12 @@ class TokenMasks:
 
             mask_on_device(logits, self.index, self.words)
             return
+        if self.by_native_code:
+            _kernels().mask_logits(
+                native.pointer(logits), logits.stride(0), logits.shape[1], native.pointer(self.index), len(self.index),
+                native.pointer(self.words), self.words.shape[1],
+            )  # fmt: skip
+            return
         of_byte = _of_bytes()[self.words.view(torch.uint8).flatten().to(torch.int32)]
         logits.index_add_(0, self.index, of_byte.view(len(self.words), -1)[:, : logits.shape[1]])
 
@@ -73,7 +85,11 @@ class TokenMasks:
 class Constraints:
     """The matchers of the rank that chooses tokens. Only the device thread uses them."""
 
-    def __init__(self, grammars: Grammars, vocab_size: int, max_draft_tokens: int) -> None:
+    def __init__(
+        self, grammars: Grammars, vocab_size: int, max_draft_tokens: int, by_native_code: bool = False
+    ) -> None:
+        """``by_native_code``: see :attr:`TokenMasks.by_native_code`."""
+        self.by_native_code = by_native_code
         self.num_words = -(-vocab_size // 32)
         self.most_unseen = max_draft_tokens + 1
         """A step brings at most so many tokens."""
@@ -186,15 +202,19 @@ class Watched:
             row.fill(text[back : back + drafts], words[at : at + 1 + drafts])
             at += 1 + drafts
         errors = {number: row.error for row, number in zip(self.rows, self.members, strict=True) if row.error}
-        return TokenMasks(upload(index, torch.int64, device), words.to(device), errors)
+        on_device = upload(index, torch.int64, device), words.to(device)
+        return TokenMasks(*on_device, errors, self.constraints.by_native_code)
 
 
-_BYTES: list[Tensor] = []
-
-
+@cache
 def _of_bytes() -> Tensor:
     """float32 ``[256, 8]``: what the bits of a byte add to eight logits."""
-    if not _BYTES:
-        bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
-        _BYTES.append(torch.where(bits == 1, 0.0, float("-inf")))
-    return _BYTES[0]
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return torch.where(bits == 1, 0.0, float("-inf"))
+
+
+@cache
+def _kernels() -> Any:
+    """Raises :class:`engine.native.NativeError`."""
+    pointer, number = native.POINTER, native.INT64
+    return native.load(MASK.file, {"mask_logits": (pointer, number, number, pointer, number, pointer, number)})

@@ -1,4 +1,4 @@
-"""What choosing the tokens of drafts is compiled of. Imports no torch: it is compiled while that is imported."""
+"""What choosing tokens is compiled of. Imports no torch: it is compiled while that is imported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from engine.contracts.provider import BuildContext
 from engine.native import Source
 
 CHOOSE = Source(Path(__file__).with_name("choose.cpp"))
+"""Of drafts."""
+MASK = Source(Path(__file__).with_name("mask.cpp"))
+"""Of outputs that follow a grammar."""
 
 
 def drafting_sources(config: SlotConfig, context: BuildContext) -> tuple[Source, ...]:

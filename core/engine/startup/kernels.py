@@ -8,6 +8,7 @@ from engine.contracts.graph import Graph
 from engine.kernels.cpu.sources import graph_sources
 from engine.native import ahead
 from engine.native.shared_library import THREAD_POOL
+from engine.sampling.sources import MASK
 
 PHASE = "compile kernels"
 
@@ -18,7 +19,7 @@ def begin_kernels(plan: EnginePlan, graph: Graph) -> str:
     :func:`engine.assembly.bind.bind` does."""
     sources = plugin_sources(plan)
     if plan.device.kind == "cpu" and plan.execution == "compile":
-        sources += graph_sources(graph)
+        sources += (*graph_sources(graph), MASK)
     ahead.begin((*sources, THREAD_POOL) if sources else ())
     count = ahead.unfinished()
     return f"compiling {count} kernel{'s' if count > 1 else ''} for this processor, once" if count else ""

@@ -200,7 +200,10 @@ class Rank:
             self.runner = self.worker.start(make)()
             if self.chooses:
                 tables = self.runner.tables
-                tables.constraints = Constraints(self.grammars, tables.vocab_size, bound.drafter.max_width)
+                by_native_code = plan.device.kind == "cpu" and plan.execution == "compile"
+                tables.constraints = Constraints(
+                    self.grammars, tables.vocab_size, bound.drafter.max_width, by_native_code
+                )
         drafts = drafts_of(self.runner)
         if drafts is not None:
             with self.phase("load drafter"):
