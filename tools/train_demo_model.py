@@ -239,14 +239,31 @@ PAD, BEGIN, END, SYSTEM, USER, ASSISTANT = SPECIAL_TOKENS = (
 VOCAB_SIZE = 4096
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('roles are system, user and assistant, not ' + message['role']) }}"
+    "{% if tools %}"
+    "{{ '<|system|>You may call these functions:\\n' }}"
+    "{% for tool in tools %}{{ tool['function'] | tojson + '\\n' }}{% endfor %}"
+    '{{ \'A call is <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.<|end|>\' }}'
     "{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% for message in messages %}"
+    "{% set role = message['role'] %}"
+    "{% if role not in ['system', 'user', 'assistant'] and not (role == 'tool' and tools) %}"
+    "{{ raise_exception('roles are system, user and assistant, not ' + role) }}"
+    "{% endif %}"
+    "{{ '<|' + ('user' if role == 'tool' else role) + '|>' }}"
+    "{% if role == 'tool' %}"
+    "{{ '<tool_response>' + message['content'] | trim + '</tool_response>' }}"
+    "{% else %}"
+    "{{ message['content'] | trim }}"
+    "{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% set called = {'name': call['function']['name'], 'arguments': call['function']['arguments']} %}"
+    "{{ '<tool_call>' + called | tojson + '</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Tools are described as the system; the model was not trained to call any."""
 
 Message = tuple[str, str]  # (role, content)
 

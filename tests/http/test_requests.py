@@ -121,15 +121,15 @@ def test_values_out_of_range_are_refused_by_field(field: str, value: Any) -> Non
 def test_unknown_fields_are_refused_and_harmless_ones_ignored() -> None:
     assert refused(body(temprature=1)).param == "temprature"
     assert refused(body(chat_template="{{ 1 }}")).param == "chat_template"
-    assert refused(body(tools=[{"type": "function"}])).param == "tools"
+    assert refused(body(tools=[{"type": "function", "function": {}}])).param == "tools[0].function.name"
     assert refused(body(response_format={"type": "xml"})).param == "response_format.type"
     ignored = dict.fromkeys(IGNORED.difference(ChatRequest.__struct_fields__), "x")
-    decode(body(**ignored, tools=[], response_format={"type": "text"}), ChatRequest)
+    decode(body(**ignored, functions=[], response_format={"type": "text"}), ChatRequest)
 
 
 def test_null_means_absent() -> None:
     names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
-    empty = decode(body(**dict.fromkeys(names), tools=None, anything_at_all=None), ChatRequest)
+    empty = decode(body(**dict.fromkeys(names), functions=None, anything_at_all=None), ChatRequest)
     assert sampling_params(empty, 5, VOCAB) == sampling_params(decode(body(), ChatRequest), 5, VOCAB)
 
 

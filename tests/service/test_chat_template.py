@@ -101,3 +101,27 @@ def test_tools_documents_calls_and_their_results_reach_the_template_as_json() ->
 def test_without_tools_and_documents_a_template_finds_none() -> None:
     said = "{{ tools is none }}{{ documents is none }}{{ messages[0].tool_calls is defined }}{{ messages[0].content }}"
     assert render(said) == "TrueTrueFalsex"
+
+
+def test_arguments_of_calls_reach_templates_as_they_take_them() -> None:
+    call = ToolCall("1", FunctionCall("add", {"a": 1}))
+    asked = Conversation((Turn("user", "x"), Turn("assistant", "", tool_calls=[call]))).plain()
+    each = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}{{ BODY }}{% endfor %}{% endfor %}"
+    )
+    as_object = each.replace("BODY", "call.function.arguments.a + 1")
+    as_text = each.replace("BODY", "'=' + call.function.arguments")
+    neither = each.replace("BODY", "1 / 0")
+    assert ChatTemplate(TemplateSource(as_object, {})).render(asked) == "x2"
+    assert ChatTemplate(TemplateSource(as_text, {})).render(asked) == 'x={"a": 1}'
+    with pytest.raises(TemplateRefused):
+        ChatTemplate(TemplateSource(neither, {})).render(asked)
+
+
+def test_a_template_that_leaves_tools_out_refuses_them() -> None:
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    asked = Conversation((Turn("user", "x"),), tools=tools).plain()
+    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(TemplateRefused, match="leaves out tools: 'add'"):
+        ChatTemplate(TemplateSource(said, {})).render(asked)
+    assert "add" in ChatTemplate(TemplateSource(said + "{{ tools | tojson }}", {})).render(asked)

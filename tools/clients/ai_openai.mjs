@@ -27,8 +27,8 @@ const cases = {
     const asked = { ...chat, seed: 1, presencePenalty: 0, frequencyPenalty: 0, providerOptions: { openai: options } };
     check((await generateText(asked)).text.startsWith(answer), asked);
   }, 0],
-  tools: [() => generateText({ ...chat, tools }), 400],
-  json_schema: [() => generateObject({ ...chat, schema: object }), 400],
+  tools: [() => generateText({ ...chat, tools }), 0],
+  json_schema: [() => generateObject({ ...chat, schema: object }), 0],
   embeddings: [() => embed({ model: provider.textEmbeddingModel("bundled"), value: "x", maxRetries: 0 }), 404],
   responses: [() => generateText({ ...chat, model: provider("bundled") }), 404],
 };

@@ -14,7 +14,13 @@ QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
 ASK: dict[str, Any] = {"model": "bundled", "messages": QUESTION, "temperature": 0, "max_tokens": 80}
 PROMPT = "class Counter(dict):\n    def"
 COMPLETE: dict[str, Any] = {"model": "bundled", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ADDED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "description": "x", "parameters": ADDED}}
 ANSWERED: dict[str, Any] = {
     "type": "object",
     "properties": {"answer": {"type": "boolean"}},
@@ -131,6 +137,18 @@ def openai_cases(url: str) -> Cases:
         done = client.completions.create(**COMPLETE, user="u", extra_body=asked | {"metadata": {}, "store": False})
         check(done.choices[0].text == client.completions.create(**COMPLETE).choices[0].text, done)
 
+    def tools() -> None:
+        asked: dict[str, Any] = ASK | {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls or ()
+        check(call.function.name == "add" and json.loads(call.function.arguments).keys() == {"a"}, call)
+        with client.chat.completions.stream(**asked) as stream:
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+        check(streamed.function.arguments == call.function.arguments, streamed)
+        asked_for = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+        said = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+        done = client.chat.completions.create(**ASK | {"messages": [*QUESTION, asked_for, said]}, tools=[TOOL])
+        check(done.choices[0].finish_reason in ("stop", "length", "tool_calls"), done)
+
     def schema() -> None:
         text = client.chat.completions.create(**ASK, response_format=SCHEMA).choices[0].message.content
         check(json.loads(text).keys() == {"answer"}, text)
@@ -138,7 +156,7 @@ def openai_cases(url: str) -> Cases:
     yield from (("chat", chat, 0), ("stream", stream, 0), ("stream helper", helper, 0))
     yield from (("harmless fields", harmless, 0), ("harmless fields, completions", harmless_completions, 0))
     yield from (("logprobs", logprobs, 0), ("models", models, 0), ("completions", completions, 0))
-    yield "tools", lambda: client.chat.completions.create(**ASK, tools=[TOOL]), 400
+    yield "tools", tools, 0
     yield "json_schema", schema, 0
     yield "embeddings", lambda: client.embeddings.create(model="bundled", input="x"), 404
     yield "responses", lambda: client.responses.create(model="bundled", input="x"), 404
@@ -184,7 +202,7 @@ def langchain_cases(url: str) -> Cases:
 
     yield from (("chat", invoke, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
-    yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 400
+    yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 0
     yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 0
     embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
     yield "embeddings", lambda: embeddings.embed_query("x"), 404
@@ -229,7 +247,7 @@ def litellm_cases(url: str) -> Cases:
 
     yield from (("chat", chat, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
-    yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 400
+    yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 0
     yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 0
     yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
     yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 404

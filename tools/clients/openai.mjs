@@ -37,7 +37,11 @@ const cases = {
     check(await text(stream, (part) => part.choices[0]?.delta.content ?? "") === whole, whole);
     check((await client.chat.completions.create({ ...asked, messages: history })).choices[0].message.content, history);
   }, 0],
-  tools: [() => client.chat.completions.create({ ...ask, tools: [tool] }), 400],
+  tools: [async () => {
+    const asked = { ...ask, tools: [tool], tool_choice: "required", parallel_tool_calls: false };
+    const [call] = (await client.chat.completions.create(asked)).choices[0].message.tool_calls;
+    check(call.function.name === "add" && "a" in JSON.parse(call.function.arguments), call);
+  }, 0],
   json_schema: [async () => {
     const done = await client.chat.completions.create({ ...ask, response_format: schema });
     check(typeof JSON.parse(done.choices[0].message.content) === "object", done);

@@ -7,14 +7,14 @@ minus infinity. Drafts need no care: one that the grammar forbids is not the tar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "calls"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -22,8 +22,28 @@ class Grammar(msgspec.Struct, frozen=True):
 
     kind: GrammarKind
     text: str = ""
-    """A JSON Schema as JSON text, a regular expression, a JSON array of strings of which the output is one, or a
-    grammar in the notation of Lark, or in GBNF. Empty with ``json_object``."""
+    """A JSON Schema as JSON text, a regular expression, a JSON array of strings of which the output is one, a grammar
+    in the notation of Lark, or in GBNF, or a :class:`CallsGrammar` as JSON. Empty with ``json_object``."""
+
+
+class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Calls of tools, as a model writes them: JSON objects between fixed texts. The text of a ``calls`` grammar is this
+    as JSON."""
+
+    schemas: tuple[dict[str, Any], ...]
+    """Of the objects; each call is of one of them."""
+    opens: str = ""
+    """Before each call; with ``listed`` once, before the array of them."""
+    opens_token: int | None = None
+    """``opens`` is this special token."""
+    closes: str = ""
+    """After each call."""
+    listed: bool = False
+    """The calls are a JSON array."""
+    several: bool = False
+    """There may be more than one."""
+    otherwise: dict[str, Any] | None = None
+    """JSON of this schema may stand instead of calls."""
 
 
 class GrammarError(ValueError):

@@ -22,7 +22,7 @@ from engine.service.admission import Flight
 from engine.service.errors import ApiError
 from engine.service.job import Job
 from engine.service.output import Delta, joined
-from engine.service.prepare import checked_grammar, make_job
+from engine.service.prepare import checked_shape, make_job
 from engine.service.validation import num_echoed
 
 LARGE_ANSWER = 1024
@@ -44,8 +44,8 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
         client = client_of(http, options.user)
         with state.admission.enter(client, parsed.num_prompts * options.num_choices()) as flight:
             prompts = await endpoint.prompts(engine, client, parsed)
-            grammar = await checked_grammar(engine, options)
-            job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), grammar)
+            shape = await checked_shape(engine, options)
+            job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
             route = state.dispatcher.route(job.api)
             if isinstance(route, ToUrl):
                 return await proxy.answer(http, state, flight, job, route.base_url, body.data)

@@ -7,6 +7,7 @@ from typing import Any
 from engine.http.format import Format
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta
+from engine.service.parts import CallText
 
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 
@@ -25,25 +26,52 @@ class ChatFormat(Format):
         text = delta.text
         if text or delta.tokens:
             chunks.append(self.chunk(_choice(index, {"content": text}, self._logprobs(delta)) | ids))
+            ids = self.ids(Delta(index))
+        for part in delta.parts:
+            if isinstance(part, CallText):
+                self._calling.add(index)
+                chunks.append(self.chunk(_choice(index, {"tool_calls": [_call_delta(part)]}) | ids))
+                ids = self.ids(Delta(index))
         if delta.finish_reason is not None:
-            ids = self.ids(Delta(index)) if text or delta.tokens else ids
-            chunks.append(self.chunk(_choice(index, {}, finish_reason=delta.finish_reason) | ids))
+            chunks.append(self.chunk(_choice(index, {}, finish_reason=self._reason(delta)) | ids))
         return chunks
 
     def choice(self, output: Delta) -> dict[str, Any]:
+        calls = [part for part in output.parts if isinstance(part, CallText)]
+        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+        if calls:
+            self._calling.add(output.index)
+            message |= {"content": output.text or None, "tool_calls": [_call(part) for part in calls]}
         return {
             "index": output.index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(output),
-            "finish_reason": output.finish_reason,
+            "finish_reason": self._reason(output),
             **self.ids(output),
         }
 
     def extras(self) -> dict[str, Any]:
         return self.prompt_ids(0)
 
+    def _reason(self, delta: Delta) -> str | None:
+        """An output that ends by itself after it has called tools, as it chose to, waits for what they say."""
+        tools = self.job.tools
+        called = delta.index in self._calling and tools is not None and not tools.is_named
+        return "tool_calls" if called and delta.finish_reason == "stop" else delta.finish_reason
+
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return chat_logprobs(delta.tokens, self.tokenizer.token_bytes) if self.wants_logprobs else None
+
+
+def _call(part: CallText) -> dict[str, Any]:
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}
+
+
+def _call_delta(part: CallText) -> dict[str, Any]:
+    """The first part of a call has its id, type and name; the others have more of its arguments."""
+    if part.id:
+        return {"index": part.index, **_call(part)}
+    return {"index": part.index, "function": {"arguments": part.arguments}}
 
 
 def _choice(

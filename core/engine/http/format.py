@@ -35,6 +35,8 @@ class Format(ABC):
         self._wants_usage = bool(options and options.include_usage)
         self._wants_usage_often = bool(options and options.continuous_usage_stats)
         self._begun: set[int] = set()
+        self._calling: set[int] = set()
+        """Choices that have called a tool."""
         self._unfinished = job.num_sequences
 
     @abstractmethod

@@ -111,7 +111,17 @@ class ChatTemplate:
             given = [self._contents.given(_with_reasoning(message)) for message in conversation.messages]
         except ContentLost as error:
             raise TemplateRefused(str(error)) from None
-        return self._rendered(replace(conversation, messages=given))
+        asked = replace(conversation, messages=given)
+        try:
+            prompt = self._rendered(asked)
+        except TemplateRefused:
+            if not any(message.get("tool_calls") for message in given):
+                raise
+            # Some templates take the arguments of calls as text, others as an object.
+            prompt = self._rendered(replace(asked, messages=[_with_arguments_as_text(message) for message in given]))
+        if missing := [name for name in _names_of(conversation.tools) if name not in prompt]:
+            raise TemplateRefused(f"the chat template leaves out tools: {missing[0][:MAX_WORDS]!r}")
+        return prompt
 
     def _tried(self, messages: list[dict[str, Any]]) -> str | None:
         try:
@@ -163,6 +173,18 @@ def text_length(value: Any) -> int:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        call | {"function": call["function"] | {"arguments": _to_json(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _names_of(tools: list[dict[str, Any]] | None) -> list[str]:
+    return [str(tool["function"]["name"]) for tool in tools or ()]
 
 
 def _to_json(

@@ -195,12 +195,14 @@ def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
 
 
 def _output(engine: EngineHandle, job: Job, index: int, sampling: SamplingParams, stream: OutputStream) -> Output:
+    tools = job.tools
     text = OutputText(
         engine.tokenizer,
         job.prompt(index),
         job.api.stop,
         include_stop=bool(job.options.include_stop_str_in_output),
-        skip_special_tokens=job.options.skip_special_tokens is not False,
+        skip_special_tokens=job.options.skip_special_tokens is not False and not (tools and tools.shows_special),
         min_tokens=sampling.min_tokens,
     )
-    return Output(text, lambda: stream.abort("stop"), index=index, wants_logprobs=sampling.logprobs is not None)
+    parser, wants_logprobs = None if tools is None else tools.parser(), sampling.logprobs is not None
+    return Output(text, lambda: stream.abort("stop"), index=index, wants_logprobs=wants_logprobs, parser=parser)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.contracts.router import ApiRequest
 from engine.service.protocol import GenerationRequest
 from engine.service.timings import Arrival
+from engine.service.tools import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Job:
     """Seconds since 1970."""
     fingerprint: str
     """The fingerprint of the engine that the request was prepared for."""
+    tools: ToolUse | None = None
+    """What the output may call."""
 
     @property
     def num_sequences(self) -> int:

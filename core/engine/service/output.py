@@ -10,36 +10,9 @@ import msgspec
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.service.output_text import OutputText
+from engine.service.parts import Part, PartParser, Text, merged
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
-
-
-class Text(msgspec.Struct, frozen=True):
-    """A part of an output that is text for the reader."""
-
-    text: str
-
-
-class Reasoning(msgspec.Struct, frozen=True):
-    """A part that is what the model thinks before it answers. No parser makes any yet."""
-
-    text: str
-
-
-class CallText(msgspec.Struct, frozen=True):
-    """A part of a tool call. No parser makes any yet."""
-
-    index: int
-    """Which call of the output it is a part of, from 0."""
-    arguments: str
-    """A piece of the JSON of the call's arguments."""
-    id: str = ""
-    """The call's id, in its first part; so is ``name``."""
-    name: str = ""
-
-
-Part = Text | Reasoning | CallText
-"""What an output consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +45,9 @@ class Delta(msgspec.Struct, frozen=True):
 
 def joined(deltas: Sequence[Delta]) -> Delta:
     """All deltas of a choice as one."""
-    text = "".join([delta.text for delta in deltas])
     return Delta(
         deltas[-1].index,
-        (Text(text),) if text else (),
+        merged([part for delta in deltas for part in delta.parts]),
         tuple([token for delta in deltas for token in delta.tokens]),
         tuple([token for delta in deltas for token in delta.token_ids]),
         deltas[0].prompt_logprobs,
@@ -87,9 +59,16 @@ class Output:
     """Turns what the engine says of one sequence into deltas."""
 
     def __init__(
-        self, text: OutputText, on_stop: Callable[[], None], *, index: int = 0, wants_logprobs: bool = False
+        self,
+        text: OutputText,
+        on_stop: Callable[[], None],
+        *,
+        index: int = 0,
+        wants_logprobs: bool = False,
+        parser: PartParser | None = None,
     ) -> None:
-        """``on_stop`` ends the sequence in the engine; called when the text meets a stop string."""
+        """``on_stop`` ends the sequence in the engine; called when the text meets a stop string. ``parser`` finds the
+        parts of the text; ``None``: all of it is for the reader."""
         self.tokens: list[int] = []
         """Every counted output token, the one that ended the output included."""
         self.logprobs: list[TokenLogprobs] = []
@@ -103,6 +82,7 @@ class Output:
         self._on_stop = on_stop
         self._index = index
         self._wants_logprobs = wants_logprobs
+        self._parser = parser
         self._pending: list[tuple[ShownToken, int]] = []
         self._given: int | None = None
         """Tokens that deltas had so far; ``None`` before the first delta."""
@@ -115,9 +95,15 @@ class Output:
         text = "" if self._text.stopped else self._feed(out)
         if out.finish_reason is not None:
             text += self._end(out)
-            return None if self.failure else self._delta(text, self._release())
-        shown = self._release()
-        return self._delta(text, shown) if text or shown else None
+            return None if self.failure else self._delta(self._parts(text, final=True), self._release())
+        shown, parts = self._release(), self._parts(text)
+        return self._delta(parts, shown) if parts or shown else None
+
+    def _parts(self, text: str, final: bool = False) -> tuple[Part, ...]:
+        if self._parser is None:
+            return (Text(text),) if text else ()
+        found = self._parser.feed(text) if text else ()
+        return merged([*found, *self._parser.finish()]) if final else found
 
     def _feed(self, out: TokensOut) -> str:
         """Count the new tokens; returns the text they make visible."""
@@ -170,8 +156,8 @@ class Output:
         self.finish_reason = "stop" if self._text.stopped else reason
         return text
 
-    def _delta(self, text: str, shown: tuple[ShownToken, ...]) -> Delta:
+    def _delta(self, parts: tuple[Part, ...], shown: tuple[ShownToken, ...]) -> Delta:
         prompt_logprobs = self.prompt_logprobs if self._given is None else ()
         ids = tuple(self.tokens[self._given or 0 :])
         self._given = len(self.tokens)
-        return Delta(self._index, (Text(text),) if text else (), shown, ids, prompt_logprobs, self.finish_reason)
+        return Delta(self._index, parts, shown, ids, prompt_logprobs, self.finish_reason)

@@ -30,6 +30,7 @@ from engine.service.validation import (
     split_prompts,
     template_variables,
     too_long,
+    tools_of,
     turns_of,
 )
 
@@ -188,7 +189,9 @@ def _check_turns(messages: list[Message], limits: Limits) -> None:
 
 
 def _conversation(request: ChatOptions | TokenizeRequest, messages: list[Message]) -> Conversation:
-    return Conversation(turns_of(messages), request.add_generation_prompt is not False, template_variables(request))
+    tools = tools_of(request)
+    turns, goes_on = turns_of(messages), request.add_generation_prompt is not False
+    return Conversation(turns, goes_on, template_variables(request), tools or None)
 
 
 def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from engine.service.parsing import Packed, ParsedChat, ParsedCompletion, unpack
 from engine.service.protocol import GenerationRequest
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
+from engine.service.tools import ToolUse, tool_grammar, tool_use
 from engine.service.turns import Conversation
 from engine.service.validation import (
     check_echoed_logprobs,
@@ -103,13 +105,22 @@ def _refuse_hopeless(engine: EngineHandle, fewest: int, param: str) -> None:
         raise too_long(f"at least {fewest}", engine.max_len, param)
 
 
-async def checked_grammar(engine: EngineHandle, options: GenerationRequest) -> Grammar | None:
-    """What the output must look like. Raises :class:`ApiError` as :meth:`GrammarChecks.check`."""
-    if (asked := grammar_of(options)) is None:
-        return None
-    param, grammar = asked
-    await engine.grammars.check(grammar, param)
-    return grammar
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the output must look like, and may call."""
+
+    grammar: Grammar | None = None
+    tools: ToolUse | None = None
+
+
+async def checked_shape(engine: EngineHandle, options: GenerationRequest) -> Shape:
+    """Raises :class:`ApiError` as :meth:`GrammarChecks.check`, and ``invalid`` for tools that cannot be called."""
+    param, asked = grammar_of(options) or ("tools", None)
+    tools = tool_use(options, engine.tokenizer)
+    grammar = tool_grammar(options, tools, engine.tokenizer.special_ids, asked)
+    if grammar is not None:
+        await engine.grammars.check(grammar, param)
+    return Shape(grammar, tools)
 
 
 def make_job(
@@ -118,9 +129,9 @@ def make_job(
     prompts: Prompts,
     client: str,
     arrival: Arrival,
-    grammar: Grammar | None = None,
+    shape: Shape = Shape(),
 ) -> Job:
-    """Check lengths and parameters. ``grammar``: as :func:`checked_grammar` found it. Raises :class:`ApiError`
+    """Check lengths and parameters. ``shape``: as :func:`checked_shape` found it. Raises :class:`ApiError`
     ``invalid``."""
     least = engine.plan.settings.server.least_priority
     if options.priority is not None and options.priority < least:
@@ -131,7 +142,7 @@ def make_job(
         model=engine.model,
         prompts=prompts.tokens,
         n=options.num_choices(),
-        sampling=_sampling(engine, options, prompts.tokens, grammar),
+        sampling=_sampling(engine, options, prompts.tokens, shape.grammar),
         cache_salt=options.cache_salt or "",
         stop=stop_strings(options),
         stream=bool(options.stream),
@@ -139,7 +150,7 @@ def make_job(
         fields=_fields(options),
     )
     check_echoed_logprobs(api)
-    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint)
+    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint, shape.tools)
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:

@@ -90,10 +90,56 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn. ``developer`` is the newer name of ``system``."""
+class MessageFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = ""
+    """JSON, as text or as it is."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+
+class MessageToolCall(msgspec.Struct):
+    function: MessageFunction
+    id: str = ""
+    type: str = "function"
+
+
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON Schema of an object; ``None``: any object."""
+    strict: bool | None = None
+    """Without effect: arguments follow the schema where a call is asked for."""
+
+
+class Tool(msgspec.Struct):
+    type: str = "function"
+    function: Function | None = None
+
+
+class ChosenFunction(msgspec.Struct):
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """The function that must be called."""
+
+    function: ChosenFunction
+    type: str = "function"
+
+    @property
+    def chosen(self) -> str:
+        return self.function.name
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn. ``developer`` is the newer name of ``system``; ``tool`` says what a call came to."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
@@ -102,7 +148,10 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: str | None = None
     id: str | None = None
     """Without effect."""
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Calls that an assistant has asked for."""
+    tool_call_id: str | None = None
+    """The call that a message of the role ``tool`` answers."""
     function_call: Any = None
     audio: Any = None
 
@@ -223,6 +272,10 @@ class ChatOptions(GenerationRequest, kw_only=True):
     enable_thinking: bool | None = None
     think: bool | Effort | None = None
     reasoning_effort: Effort | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """False: one call at most is asked for, and shown."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_completion_tokens"):
@@ -286,6 +339,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     enable_thinking: bool | None = None
     think: bool | Effort | None = None
     reasoning_effort: Effort | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -295,7 +349,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
-_VERBATIM = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema"})
+_VERBATIM = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema", "tools"})
 """Fields with a JSON schema, in which null means null."""
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `\$\.?(.*)`$")

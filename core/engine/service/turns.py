@@ -37,7 +37,7 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] = []
-    """Calls that an assistant asked for. No request can bring any yet."""
+    """Calls that an assistant asked for."""
     tool_call_id: str | None = None
     """The call that the content of a tool answers."""
 
@@ -55,7 +55,7 @@ class Conversation(msgspec.Struct, frozen=True):
     variables: dict[str, Any] = {}
     """More names for the template, with any JSON."""
     tools: tuple[dict[str, Any], ...] | None = None
-    """Functions that the assistant may call, as JSON schemas. No request can bring any yet."""
+    """Functions that the assistant may call, as JSON schemas."""
     documents: tuple[dict[str, Any], ...] | None = None
     """Texts to answer from. Requests bring theirs in ``variables``."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, TypeVar
 
+import msgspec
+
 from engine.contracts.constraint import Grammar
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.contracts.router import ApiRequest
@@ -14,9 +16,10 @@ from engine.service.protocol import (
     ContentPart,
     GenerationRequest,
     Message,
+    MessageToolCall,
     TokenizeRequest,
 )
-from engine.service.turns import TextPart, Turn
+from engine.service.turns import FunctionCall, TextPart, ToolCall, Turn
 
 NO_LIMIT = -1
 MOST_ECHOED = 2**16
@@ -168,6 +171,13 @@ def template_variables(request: ChatOptions | TokenizeRequest) -> dict[str, Any]
     return {name: value for name, value in told.items() if value is not None}
 
 
+def tools_of(request: ChatOptions | TokenizeRequest) -> tuple[dict[str, Any], ...]:
+    """The tools that the chat template is given: none where none may be called."""
+    if getattr(request, "tool_choice", None) == "none":
+        return ()
+    return tuple([msgspec.to_builtins(tool) for tool in request.tools or () if tool.function is not None])
+
+
 def _is_deeper(value: Any, most: int) -> bool:
     if not isinstance(value, (dict, list)):
         return False
@@ -181,14 +191,31 @@ def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
 
 
 def _turn(message: Message, where: str) -> Turn:
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if getattr(message, name):
             raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
     role = "system" if message.role == "developer" else message.role
     if message.content is None and role != "assistant":
         raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
+    if role == "tool" and not message.tool_call_id:
+        raise bad_request(f"'{where}.tool_call_id' is missing.", f"{where}.tool_call_id")
+    if message.tool_calls and role != "assistant":
+        raise bad_request(f"'{where}.tool_calls': only an assistant calls tools.", f"{where}.tool_calls")
     content = _content(message.content, where)
-    return Turn(role, content, message.name, message.reasoning_content, message.reasoning)
+    calls = [_call(call) for call in message.tool_calls or ()]
+    reasoning = message.reasoning_content, message.reasoning
+    return Turn(role, content, message.name, *reasoning, calls, message.tool_call_id)
+
+
+def _call(call: MessageToolCall) -> ToolCall:
+    """Arguments that are no JSON object are none: a model that wrote them may go on."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = {}
+    return ToolCall(call.id, FunctionCall(call.function.name, arguments if isinstance(arguments, dict) else {}))
 
 
 def _content(content: str | list[ContentPart] | None, where: str) -> str | list[TextPart]:

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import build_context
-from engine.contracts.constraint import Constraint, Grammar, GrammarError, GrammarKind, Matcher
+from engine.contracts.constraint import CallsGrammar, Constraint, Grammar, GrammarError, GrammarKind, Matcher
 from engine.contracts.provider import BuildContext
 from engine.testing.subject import Subject, Suite, filled
 
@@ -114,6 +115,32 @@ CASES: dict[GrammarKind, Case] = {
         lambda text: re.fullmatch(r"x[yz]+!", text) is not None,
     ),
 }
+CALLS = CallsGrammar(
+    tuple(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name},
+                "arguments": {"type": "object", "properties": {"n": {"type": "integer"}}},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in ("one", "two")
+    ),
+    opens="<call>",
+    closes="</call>",
+    several=True,
+)
+CASES["calls"] = Case(
+    Grammar("calls", msgspec.json.encode(CALLS).decode()),
+    (
+        '<call>{"name": "two", "arguments": {"n": 3}}</call>',
+        '<call>\n{"name": "one", "arguments": {}}\n</call>\n<call>\n{"name": "two", "arguments": {}}\n</call>',
+    ),
+    ("hello", '{"name": "one", "arguments": {}}', '<call>{"name": "six", "arguments": {}}</call>', "<call></call>"),
+    lambda text: re.fullmatch(r"(\n?<call>\n?\{.*\}\n?</call>)+", text, re.DOTALL) is not None,
+)
 WRONG: dict[GrammarKind, str] = {
     "json_schema": '{"type": "no such type"}',
     "regex": "(a",

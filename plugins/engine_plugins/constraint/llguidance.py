@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.contracts.config import ConstraintConfig, at_least
-from engine.contracts.constraint import Grammar, GrammarError
+from engine.contracts.constraint import CallsGrammar, Grammar, GrammarError
 from engine.contracts.provider import BuildContext
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ class LLGuidance:
             case "choice":
                 options = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
                 return str(lib.LLMatcher.grammar_from_lark(f"start: {options}"))
+            case "calls":
+                calls = msgspec.json.decode(grammar.text, type=CallsGrammar)
+                return str(lib.LLMatcher.grammar_from_lark(_lark_of(calls)))
             case "lark":
                 return str(lib.LLMatcher.grammar_from_lark(grammar.text))
             case "gbnf":
@@ -101,6 +106,33 @@ class LLGuidance:
                     raise GrammarError(f"this model's vocabulary cannot be read: {path.name}: {error}") from None
                 self._loaded = llguidance, tokenizer, llguidance.LLParserLimits(verbose_errors=False)
             return self._loaded
+
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one blank after a comma or a colon."""
+
+
+def _lark_of(calls: CallsGrammar) -> str:
+    """The grammar of calls in the notation of Lark, with the library's JSON schemas."""
+
+    def schema(found: dict[str, Any]) -> str:
+        return f"%json {json.dumps({**found, 'x-guidance': _COMPACT})}"
+
+    opens = json.dumps(calls.opens) if calls.opens_token is None else f"<[{calls.opens_token}]>"
+    rules = [f"call{i}: {schema(found)}" for i, found in enumerate(calls.schemas)]
+    one = f"{opens} line call line {json.dumps(calls.closes)}" if calls.opens and not calls.listed else "call"
+    more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
+    all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
+    if calls.otherwise is not None:
+        rules.append(f"otherwise: {schema(calls.otherwise)}")
+    return "\n".join([
+        "start: calls | otherwise" if calls.otherwise is not None else "start: calls",
+        f"calls: {all_calls}",
+        f"one: {one}",
+        "call: " + " | ".join(f"call{i}" for i in range(len(calls.schemas))),
+        r"line: /\n?/",
+        *rules,
+    ])  # fmt: skip
 
 
 class LLGuidanceMatcher:

@@ -136,7 +136,7 @@ OTHER = {
     "chat_template_kwargs": {"a": 1}, "enable_thinking": True, "think": True, "reasoning_effort": "low",
     "return_token_ids": True, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "start: /a/", "json_schema": {},
-    "grammar": 'root ::= "a"',
+    "grammar": 'root ::= "a"', "tools": [], "tool_choice": "auto", "parallel_tool_calls": False,
 }  # fmt: skip
 """Another value of every field of a request, the prompt apart."""
 

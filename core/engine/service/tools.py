@@ -1,0 +1,96 @@
+"""The tools of a request: what its output may call, and what it must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.contracts.constraint import Grammar
+from engine.service.errors import bad_request
+from engine.service.protocol import ChatOptions, GenerationRequest, ToolChoice
+from engine.service.tokenizer import Tokenizer
+from engine.service.tool_parser import ToolParser
+from engine.service.tool_syntax import CallSyntax, call_grammar, syntax_of
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the calls in a request's output are found."""
+
+    syntax: CallSyntax
+    names: frozenset[str]
+    most: int | None
+    """Calls that are kept; ``None``: all."""
+    shows_special: bool
+    """The syntax has a special token, which must be seen."""
+    is_named: bool
+    """One function must be called, as the client said: the output ends with ``stop``."""
+
+    def parser(self) -> ToolParser:
+        return ToolParser(self.syntax, self.names, self.most)
+
+
+def functions_of(options: ChatOptions) -> list[dict[str, Any]]:
+    """Those that may be called, as plain values. Raises :class:`ApiError` ``invalid`` for tools of other kinds, and for
+    a choice of what there is not."""
+    found: list[dict[str, Any]] = []
+    for i, tool in enumerate(options.tools or ()):
+        if tool.type != "function" or tool.function is None:
+            at = f"tools[{i}]"
+            raise bad_request(f"{at} has type {tool.type[:32]!r}; only functions are supported, with a 'function'.", at)
+        found.append(msgspec.to_builtins(tool.function))
+    names = [function["name"] for function in found]
+    if len(set(names)) < len(names):
+        raise bad_request("tools: two functions have the same name.", "tools")
+    choice = options.tool_choice
+    if not found and (choice == "required" or isinstance(choice, ToolChoice)):
+        raise bad_request("tool_choice asks for a call, and there are no tools.", "tool_choice")
+    if isinstance(choice, ToolChoice) and choice.chosen not in names:
+        raise bad_request(f"tool_choice: no function of tools is named {choice.chosen[:64]!r}.", "tool_choice")
+    return [] if choice == "none" else found
+
+
+def tool_use(options: GenerationRequest, tokenizer: Tokenizer) -> ToolUse | None:
+    """``None`` for a request without tools. Raises :class:`ApiError` ``invalid`` where the model's template teaches no
+    syntax of calls that can be read."""
+    if not isinstance(options, ChatOptions) or not (functions := functions_of(options)):
+        return None
+    template = tokenizer.template
+    syntax = None if template is None else syntax_of(template.source.text)
+    if syntax is None:
+        raise bad_request("tools: this model's chat template has no syntax of calls that this server reads.", "tools")
+    is_named = isinstance(options.tool_choice, ToolChoice)
+    most = 1 if options.parallel_tool_calls is False or is_named else None
+    names = frozenset(function["name"] for function in functions)
+    return ToolUse(syntax, names, most, syntax.opens in tokenizer.special_ids, is_named)
+
+
+def tool_grammar(
+    options: GenerationRequest, use: ToolUse | None, special_ids: Mapping[str, int], asked: Grammar | None
+) -> Grammar | None:
+    """The grammar of an output that may or must call tools. ``asked``: of an output that calls none, where the request
+    describes it."""
+    if use is None or not isinstance(options, ChatOptions):
+        return asked
+    must = options.tool_choice == "required" or use.is_named
+    if not must and asked is None:
+        return None
+    otherwise = None if must or asked is None else _schema(asked)
+    functions = _callable(options, functions_of(options))
+    return call_grammar(use.syntax, functions, special_ids, several=use.most is None, otherwise=otherwise)
+
+
+def _callable(options: ChatOptions, functions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    choice = options.tool_choice
+    return [each for each in functions if not isinstance(choice, ToolChoice) or each["name"] == choice.chosen]
+
+
+def _schema(grammar: Grammar) -> dict[str, Any]:
+    """Raises :class:`ApiError` ``invalid`` for a grammar that is no schema of an object."""
+    found = msgspec.json.decode(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
+    if grammar.kind not in ("json_schema", "json_object") or not isinstance(found, dict):
+        raise bad_request("With tools, only a JSON schema may describe the rest of the output.", "tools")
+    return found

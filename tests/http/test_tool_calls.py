@@ -1,0 +1,102 @@
+"""Calls of tools on the wire, as the official client reads them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from engine.service.chat_template import TemplateSource
+
+from ..service.fakes import MODEL, TEMPLATE, SharedTemplate, ids, in_loop, says
+from .fakes import Running, chat, events_of, running
+from .test_openai_client import HI, api
+
+SHOWN = "{% for tool in tools or [] %}{{ tool.function.name }}<tool_call>{% endfor %}"
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "now")]
+ONE = '<tool_call>\n{"name": "add", "arguments": {"a": "}\\"ü"}}\n</tool_call>'
+TWO = f'Wait. {ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+
+
+@functools.cache
+def template() -> SharedTemplate:
+    return SharedTemplate(TemplateSource(SHOWN + TEMPLATE, {}))
+
+
+def with_tools(server: Running) -> Running:
+    """The model's template shows tools."""
+    server.server.state.engine.tokenizer.template = template()
+    return server
+
+
+@in_loop
+async def test_calls_are_answered_whole_and_streamed_alike() -> None:
+    async with running(says(TWO)) as server, api(with_tools(server)) as client:
+        whole = (await client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)).choices[0]
+        async with client.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = (await stream.get_final_completion()).choices[0]
+    for choice in (whole, streamed):
+        calls = choice.message.tool_calls or []
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "Wait. "
+        assert [(call.type, call.function.name) for call in calls] == [("function", "add"), ("function", "now")]
+        assert [json.loads(call.function.arguments) for call in calls] == [{"a": '}"ü'}, {}]
+        assert len({call.id for call in calls}) == 2 and all(len(call.id) == 9 for call in calls)
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+
+
+@in_loop
+async def test_the_first_part_of_a_call_has_its_name_and_the_others_its_arguments() -> None:
+    async with running(says(ONE)) as server:
+        _, _, data = await with_tools(server).post("/v1/chat/completions", chat(tools=TOOLS, stream=True))
+    choices = [event["choices"][0] for event in events_of(data) if event["choices"]]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert calls[0] | {"id": "x"} == {
+        "index": 0, "id": "x", "type": "function", "function": {"name": "add", "arguments": "{"},
+    }  # fmt: skip
+    assert all(call.keys() == {"index", "function"} and call["index"] == 0 for call in calls[1:])
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": "}\\"ü"}'
+    assert len(calls) > 5, "arguments are streamed as they come"
+    assert choices[-1]["finish_reason"] == "tool_calls" and not any(
+        choice["delta"].get("content") for choice in choices
+    )
+
+
+@in_loop
+async def test_every_token_is_in_one_chunk() -> None:
+    async with running(says(TWO)) as server:
+        body = chat(tools=TOOLS, stream=True, return_token_ids=True, logprobs=True)
+        _, _, data = await with_tools(server).post("/v1/chat/completions", body)
+    found = [token for event in events_of(data) for token in event["choices"][0].get("token_ids", ())]
+    assert found[:-1] == list(ids(TWO))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "reason", "names"),
+    [
+        ("Hello.", {}, "stop", []),
+        (TWO, {"parallel_tool_calls": False}, "tool_calls", ["add"]),
+        (ONE, {"max_tokens": 50}, "length", ["add"]),
+        (TWO, {"tool_choice": "none"}, "stop", []),
+    ],
+)
+@in_loop
+async def test_an_answer_ends_as_it_should(text: str, fields: Any, reason: str, names: list[str]) -> None:
+    async with running(says(text)) as server, api(with_tools(server)) as client:
+        asked: Any = {"model": MODEL, "messages": HI, "tools": TOOLS} | fields
+        choice = (await client.chat.completions.create(**asked)).choices[0]
+    assert choice.finish_reason == reason
+    assert [call.function.name for call in choice.message.tool_calls or ()] == names
+    if not names:
+        assert choice.message.content == text
+
+
+@in_loop
+async def test_a_model_whose_template_shows_no_tools_refuses_them() -> None:
+    async with running() as server, api(server) as client:
+        with pytest.raises(openai.BadRequestError, match="chat template leaves out tools: 'add'"):
+            await client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)
+        assert server.client.requests == []
