@@ -135,7 +135,7 @@ class RequestParameters(msgspec.Struct, frozen=True):
     """What a client asked for, as far as it is no text."""
 
     kind: str
-    """``chat`` or ``completion``."""
+    """As :attr:`engine.contracts.router.ApiRequest.kind`."""
     stream: bool
     num_choices: int
     """Choices of each prompt."""
@@ -203,7 +203,7 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     at_s: float
     request_id: str
     kind: str
-    """``chat`` or ``completion``."""
+    """As :attr:`engine.contracts.router.ApiRequest.kind`."""
     server: str
     """The other server: ``HOST:PORT``."""
     status: int

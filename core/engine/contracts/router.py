@@ -15,7 +15,7 @@ class ApiRequest:
 
     request_id: str
     kind: str
-    """``chat`` or ``completion``."""
+    """``chat``, ``completion``, ``responses`` or ``messages``."""
     model: str
     prompts: tuple[tuple[int, ...], ...]
     """Token ids; one or more prompts."""
@@ -27,7 +27,7 @@ class ApiRequest:
     stream: bool
     echo: bool
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Every field of the body that was given, as plain values, but ``prompt`` and ``messages``, which ``prompts`` has.
+    """Every field of the body that was given, as plain values, but those that ``prompts`` has.
     Some of them shape the text and nothing else here."""
 
 

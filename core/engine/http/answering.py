@@ -48,7 +48,7 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
             route = state.dispatcher.route(job.api)
             if isinstance(route, ToUrl):
-                return await proxy.answer(http, state, flight, job, route.base_url, body.data)
+                return await proxy.answer(http, state, flight, job, route.base_url, body.data, endpoint.format.broken)
             body.release()
             events = EventStream(http, state.settings.keepalive_s)
             async with state.dispatcher.generate(job, route, lambda: events.written) as generation:

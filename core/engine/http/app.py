@@ -20,6 +20,7 @@ from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
+from engine.http.routes.count_tokens import count_tokens
 from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
@@ -95,6 +96,7 @@ def build_app(
 def _add_routes(router: web.UrlDispatcher) -> None:
     for endpoint in ENDPOINTS:
         router.add_post(endpoint.path, partial(answer, endpoint))
+    router.add_post("/v1/messages/count_tokens", count_tokens)
     router.add_get("/v1/models", list_models)
     router.add_get("/v1/models/{model:.+}", one_model)
     router.add_post("/tokenize", tokenize)

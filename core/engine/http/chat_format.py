@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.http.format import Format
+from engine.http.format import ChunkFormat
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta
 from engine.service.parts import CallText
@@ -12,7 +12,7 @@ from engine.service.parts import CallText
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 
 
-class ChatFormat(Format):
+class ChatFormat(ChunkFormat):
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     whole_kind = "chat.completion"

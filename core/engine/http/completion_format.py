@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from engine.contracts.request import TokenLogprobs
-from engine.http.format import Format
+from engine.http.format import ChunkFormat
 from engine.service.logprobs import completion_logprobs
 from engine.service.output import Delta
 
 OffsetToken = tuple[int, int, TokenLogprobs | None]
 
 
-class CompletionFormat(Format):
+class CompletionFormat(ChunkFormat):
     """Writes ``text_completion`` objects."""
 
     whole_kind = chunk_kind = "text_completion"

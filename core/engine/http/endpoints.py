@@ -8,15 +8,16 @@ from typing import Generic, TypeVar
 
 from engine.http.chat_format import ChatFormat
 from engine.http.completion_format import CompletionFormat
+from engine.http.errors import ErrorBody, error_body
 from engine.http.format import Format
+from engine.http.messages_format import MessagesFormat, messages_error
+from engine.http.responses_format import ResponsesFormat
 from engine.service.engines import EngineHandle
-from engine.service.generation import Generation
-from engine.service.job import Job, Prompts
-from engine.service.parsing import ParsedChat, ParsedCompletion
+from engine.service.job import Prompts
+from engine.service.parsing import ParsedChat, ParsedCompletion, ParsedMessages, ParsedResponses
 from engine.service.prepare import chat_prompts, completion_prompts
-from engine.service.tokenizer import Tokenizer
 
-R = TypeVar("R", ParsedChat, ParsedCompletion)
+R = TypeVar("R", ParsedChat, ParsedCompletion, ParsedResponses, ParsedMessages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,17 @@ class Endpoint(Generic[R]):
     path: str
     request: type[R]
     prompts: Callable[[EngineHandle, str, R], Awaitable[Prompts]]
-    format: Callable[[Job, Tokenizer, Generation], Format]
+    format: type[Format]
 
 
 CHAT = Endpoint("/v1/chat/completions", ParsedChat, chat_prompts, ChatFormat)
 COMPLETIONS = Endpoint("/v1/completions", ParsedCompletion, completion_prompts, CompletionFormat)
-ENDPOINTS = (CHAT, COMPLETIONS)
+RESPONSES = Endpoint("/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat)
+MESSAGES = Endpoint("/v1/messages", ParsedMessages, chat_prompts, MessagesFormat)
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS)
+
+
+def error_body_of(path: str) -> ErrorBody:
+    """How errors look to the clients of a path."""
+    return messages_error if path == MESSAGES.path or path.startswith(MESSAGES.path + "/") else error_body

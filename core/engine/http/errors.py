@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from aiohttp import web
 
 from engine.service.errors import ApiError, Kind, Rejected
+
+ErrorBody = Callable[[ApiError], bytes]
+"""Makes the JSON of an error."""
 
 STATUS: Mapping[Kind, int] = {
     "invalid": 400,
@@ -48,15 +51,13 @@ def error_body(error: ApiError) -> bytes:
     )
 
 
-def error_response(error: ApiError) -> web.Response:
+def error_response(error: ApiError, body: ErrorBody = error_body) -> web.Response:
     """``retry_after_s`` becomes the ``Retry-After`` header."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return web.Response(
-        body=error_body(error), status=status_of(error), headers=headers, content_type="application/json"
-    )
+    return web.Response(body=body(error), status=status_of(error), headers=headers, content_type="application/json")
 
 
-def http_error_response(error: web.HTTPException, method: str) -> web.Response:
+def http_error_response(error: web.HTTPException, method: str, body: ErrorBody = error_body) -> web.Response:
     """What aiohttp refuses by itself, as this server's errors look."""
     if error.status == 404:
         shown: ApiError = ApiError("not_found", "There is no such path on this server.", code="not_found")
@@ -66,7 +67,7 @@ def http_error_response(error: web.HTTPException, method: str) -> web.Response:
         shown = HttpError(417, "The only Expect header supported is 100-continue.", code="expectation_failed")
     else:
         shown = HttpError(error.status, error.reason or "The request failed.", code="http_error")
-    response = error_response(shown)
+    response = error_response(shown, body)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response

@@ -1,4 +1,4 @@
-"""What the formats of endpoints share: usage, timings, token ids, the events of a stream and its ending."""
+"""How endpoints write answers, and what those of chats and completions share: chunks, usage, timings, token ids."""
 
 from __future__ import annotations
 
@@ -22,13 +22,49 @@ encode = msgspec.json.encode
 class Format(ABC):
     """How an endpoint writes the answer to one request: whole, or as events and an ending."""
 
+    def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
+        self.job = job
+        self.tokenizer = tokenizer
+        self.generation = generation
+
+    @abstractmethod
+    def events(self, delta: Delta) -> bytes:
+        """The events for new output."""
+
+    @abstractmethod
+    def ending(self) -> bytes:
+        """What follows the events of the last delta."""
+
+    @staticmethod
+    @abstractmethod
+    def broken(error: ApiError) -> bytes:
+        """The ending of another server's stream, which broke off."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The ending of a stream that failed."""
+        return self.broken(error)
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[Delta]) -> bytes:
+        """The answer to a request that is not streamed; one complete delta for each choice."""
+
+    def progress(self, progress: dict[str, Any]) -> bytes:
+        """The event that says how far the prompt is, for a request that has ``return_progress``."""
+        return b""
+
+    def timings(self) -> dict[str, Any]:
+        """Where the time went; known at the end."""
+        return self.generation.account().public()
+
+
+class ChunkFormat(Format):
+    """Answers that are objects with ``choices``, and streams of chunks that look like them."""
+
     whole_kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
-        self.job = job
-        self.tokenizer = tokenizer
-        self._generation = generation
+        super().__init__(job, tokenizer, generation)
         self.wants_logprobs = job.api.sampling.logprobs is not None
         self.wants_ids = bool(job.options.return_token_ids)
         options = job.options.stream_options
@@ -52,12 +88,11 @@ class Format(ABC):
         return {}
 
     def events(self, delta: Delta) -> bytes:
-        """The events for new output."""
         chunks = self.chunks(delta, delta.index not in self._begun)
         self._begun.add(delta.index)
         self._unfinished -= delta.finish_reason is not None
         if not self._unfinished:
-            chunks[-1]["timings"] = self._timings()
+            chunks[-1]["timings"] = self.timings()
         if self._wants_usage or self._wants_usage_often:
             usage = self._usage() if self._wants_usage_often else None
             for chunk in chunks:
@@ -65,23 +100,20 @@ class Format(ABC):
         return b"".join([event(encode(chunk)) for chunk in chunks])
 
     def ending(self) -> bytes:
-        """What follows the events of the last delta."""
         if not self._wants_usage:
             return DONE
-        return event(encode(self.chunk() | {"usage": self._usage(), "timings": self._timings()})) + DONE
+        return event(encode(self.chunk() | {"usage": self._usage(), "timings": self.timings()})) + DONE
 
-    def failure(self, error: ApiError) -> bytes:
-        """The ending of a stream that failed."""
+    @staticmethod
+    def broken(error: ApiError) -> bytes:
         return event(error_body(error)) + DONE
 
     def progress(self, progress: dict[str, Any]) -> bytes:
-        """The event that says how far the prompt is."""
         return event(encode(self.chunk() | {"prompt_progress": progress}))
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
-        """The answer to a request that is not streamed; one complete delta for each choice."""
         body = self.object(self.whole_kind, [self.choice(output) for output in outputs]) | self.extras()
-        return encode(body | {"usage": self._usage(), "timings": self._timings()})
+        return encode(body | {"usage": self._usage(), "timings": self.timings()})
 
     def chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         return self.object(self.chunk_kind, choices)
@@ -104,13 +136,10 @@ class Format(ABC):
         return {"prompt_token_ids": self.job.prompt(index)} if self.wants_ids else {}
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._generation.usage()
+        usage = self.generation.usage()
         return {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.output_tokens,
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
-
-    def _timings(self) -> dict[str, Any]:
-        return self._generation.account().public()

@@ -59,21 +59,23 @@ async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    body = endpoints.error_body_of(request.path)
     try:
         return await handler(request)
     except ApiError as error:
         if _route(request) in endpoints.PATHS and _is_refusal(error):
             state, code = request.app[STATE], error.code or "invalid_request"
             state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.engine.id),))
-        return error_response(error)
+        return error_response(error, body)
     except web.HTTPException as error:
-        return http_error_response(error, request.method)
+        return http_error_response(error, request.method, body)
     except ConnectionError:
         raise  # the client is gone; there is nobody to tell
     except Exception as error:
         # The last resort: the fault is logged by type and place, the client learns nothing internal.
         log.error("handler failed", error=type(error).__name__, at=_place(error), request_id=request[REQUEST_ID])
-        return error_response(ApiError("failed", "The server failed on this request.", code="internal_error"))
+        failed = ApiError("failed", "The server failed on this request.", code="internal_error")
+        return error_response(failed, body)
 
 
 @web.middleware

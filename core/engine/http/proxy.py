@@ -1,4 +1,4 @@
-"""Passing a request on to another OpenAI-compatible server, byte by byte."""
+"""Passing a request on to another server with the same API, byte by byte."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from aiohttp import web
 
 from engine.contracts.events import ProxiedEvent
 from engine.http.compression import accepted
-from engine.http.errors import HttpError, error_body, status_of
-from engine.http.sse import DONE, event
+from engine.http.errors import ErrorBody, HttpError, status_of
 from engine.http.state import ServerState
 from engine.service.admission import Flight
 from engine.service.errors import ApiError
@@ -27,12 +26,12 @@ log = structlog.get_logger("engine.proxy")
 
 
 async def answer(
-    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes
+    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes, broken: ErrorBody
 ) -> web.StreamResponse:
     """Answer with :func:`forward`, and report it to exporters."""
     arrival, status = job.arrival, 499
     try:
-        response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace)
+        response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace, broken)
         status = response.status
         return response
     except ApiError as error:
@@ -57,11 +56,12 @@ async def forward(
     body: bytes,
     stream: bool,
     trace: TraceContext,
+    broken: ErrorBody,
 ) -> web.StreamResponse:
     """Send ``body`` to the same endpoint below ``base_url`` and its answer back as it comes.
 
     This server's own key is not passed on; a client's trace is, with the span here as parent. Raises :class:`ApiError`
-    502 when the other server cannot be reached; a stream that breaks off ends in an error event.
+    502 when the other server cannot be reached; a stream that breaks off ends with what ``broken`` makes of it.
     """
     assert state.session is not None
     response = web.StreamResponse()
@@ -101,7 +101,7 @@ async def forward(
         if http.transport is not None:
             http.transport.abort()
         return response
-    await response.write(b"\n\n" + event(error_body(failure)) + DONE)
+    await response.write(b"\n\n" + broken(failure))
     await response.write_eof()
     return response
 

@@ -26,9 +26,9 @@ KEEPALIVE = b": keepalive\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes) -> bytes:
+def event(data: bytes, name: str = "") -> bytes:
     """The bytes of one event. ``data`` is JSON, so it holds no line break."""
-    return b"data: " + data + b"\n\n"
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
 class _Response(web.StreamResponse):

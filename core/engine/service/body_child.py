@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from engine.service.errors import ApiError, Kind
-from engine.service.parsing import (
-    Limits,
-    Parsed,
-    ParsedChat,
-    ParsedCompletion,
-    ParsedDetokenize,
-    ParsedTokenize,
-    parse,
-)
+from engine.service.parsing import Limits, Parsed, parse
 from engine.service.sandbox import child
 
-KINDS: tuple[Any, ...] = (ParsedChat, ParsedCompletion, ParsedTokenize, ParsedDetokenize)
+KINDS: tuple[Any, ...] = get_args(Parsed)
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):

@@ -36,6 +36,8 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs = ()
     """The prompt's, in the first delta; else empty."""
     finish_reason: FinishReason | None = None
+    stop: str | None = None
+    """With ``finish_reason``: the stop string that ended the output, if one did."""
 
     @property
     def text(self) -> str:
@@ -52,6 +54,7 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         tuple([token for delta in deltas for token in delta.token_ids]),
         deltas[0].prompt_logprobs,
         deltas[-1].finish_reason,
+        deltas[-1].stop,
     )
 
 
@@ -160,4 +163,5 @@ class Output:
         prompt_logprobs = self.prompt_logprobs if self._given is None else ()
         ids = tuple(self.tokens[self._given or 0 :])
         self._given = len(self.tokens)
-        return Delta(self._index, parts, shown, ids, prompt_logprobs, self.finish_reason)
+        stop = self._text.stop if self.finish_reason else None
+        return Delta(self._index, parts, shown, ids, prompt_logprobs, self.finish_reason, stop)

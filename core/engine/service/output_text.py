@@ -29,12 +29,17 @@ class OutputText:
         """Characters of the text of all tokens so far."""
         self.shown = 0
         """Characters of the text that was returned so far."""
-        self.stopped = False
+        self.stop: str | None = None
+        """The stop string that ended the text, if one did."""
         self._detokenizer = tokenizer.stream(skip_special_tokens, prompt)
         self._names = tokenizer.token_bytes
         self._hidden = tokenizer.hidden if spelled else frozenset()
         self._stops = StopMatcher(stops, include_stop, spelled) if stops else None
         self._tokens_before_stop = min_tokens
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
     def feed(self, token: int) -> str:
         """The text that becomes visible with this token."""
@@ -57,6 +62,6 @@ class OutputText:
             self.detokenized += len(text)
         if self._stops is not None:
             released = self._stops.feed(text, hidden, self._tokens_before_stop < 0)
-            text, self.stopped = released.text, released.stopped
+            text, self.stop = released.text, released.stop
         self.shown += len(text)
         return text

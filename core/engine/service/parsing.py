@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.service.errors import ApiError, bad_request
+from engine.service.messages_request import CountRequest, MessagesOptions, MessagesRequest, messages_chat
 from engine.service.protocol import (
     ChatOptions,
     ChatRequest,
@@ -23,6 +24,7 @@ from engine.service.protocol import (
     TokenizeRequest,
     decode,
 )
+from engine.service.responses_request import ResponsesOptions, ResponsesRequest, responses_chat
 from engine.service.turns import Conversation
 from engine.service.validation import (
     check_bias_size,
@@ -49,13 +51,26 @@ class Limits(msgspec.Struct, frozen=True):
     """Most tokens in one call of ``/tokenize`` or ``/detokenize``."""
 
 
-class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
-    options: ChatOptions
+class ParsedTurns(msgspec.Struct, frozen=True):
+    """What is a chat, whatever API asks for it."""
+
     conversation: Conversation
 
     @property
     def num_prompts(self) -> int:
         return 1
+
+
+class ParsedChat(ParsedTurns, frozen=True, tag="chat"):
+    options: ChatOptions
+
+
+class ParsedResponses(ParsedTurns, frozen=True, tag="responses"):
+    options: ResponsesOptions
+
+
+class ParsedMessages(ParsedTurns, frozen=True, tag="messages"):
+    options: MessagesOptions
 
 
 class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
@@ -82,12 +97,18 @@ class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
     add_special_tokens: bool
 
 
+class ParsedCount(msgspec.Struct, frozen=True, tag="count"):
+    conversation: Conversation
+
+
 class ParsedDetokenize(msgspec.Struct, frozen=True, tag="detokenize"):
     tokens: Packed
 
 
-Parsed = ParsedChat | ParsedCompletion | ParsedTokenize | ParsedDetokenize
-P = TypeVar("P", ParsedChat, ParsedCompletion, ParsedTokenize, ParsedDetokenize)
+Parsed = (
+    ParsedChat | ParsedResponses | ParsedMessages | ParsedCompletion | ParsedTokenize | ParsedCount | ParsedDetokenize
+)
+P = TypeVar("P", bound=Parsed)
 S = TypeVar("S", ChatOptions, CompletionOptions)
 
 
@@ -129,7 +150,31 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
     check_model(request.model, limits.model)
     _check_fan_out(1, request.num_choices(), limits)
     _check_turns(request.messages, limits)
-    return ParsedChat(_options(request, ChatOptions), _conversation(request, request.messages))
+    return ParsedChat(_conversation(request, request.messages), _options(request, ChatOptions))
+
+
+def _responses(body: bytes, limits: Limits) -> ParsedResponses:
+    request = decode(body, ResponsesRequest)
+    check_model(request.model, limits.model)
+    options, messages = responses_chat(request)
+    _check_turns(messages, limits)
+    return ParsedResponses(_conversation(options, messages), options)
+
+
+def _messages(body: bytes, limits: Limits) -> ParsedMessages:
+    options, conversation = _messages_chat(decode(body, MessagesRequest), limits)
+    return ParsedMessages(conversation, options)
+
+
+def _count(body: bytes, limits: Limits) -> ParsedCount:
+    return ParsedCount(_messages_chat(decode(body, CountRequest), limits)[1])
+
+
+def _messages_chat(request: CountRequest, limits: Limits) -> tuple[MessagesOptions, Conversation]:
+    check_model(request.model, limits.model)
+    options, messages = messages_chat(request)
+    _check_turns(messages, limits)
+    return options, _conversation(options, messages)
 
 
 def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
@@ -167,6 +212,9 @@ def _detokenize(body: bytes, limits: Limits) -> ParsedDetokenize:
 
 _PARSERS: dict[type[Any], Any] = {
     ParsedChat: _chat,
+    ParsedResponses: _responses,
+    ParsedMessages: _messages,
+    ParsedCount: _count,
     ParsedCompletion: _completion,
     ParsedTokenize: _tokenize,
     ParsedDetokenize: _detokenize,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -46,15 +48,28 @@ class PartParser(Protocol):
         ...
 
 
-def merged(parts: tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
-    """The same with neighbouring pieces of text, and of one call's arguments, as one."""
-    found: list[Part] = []
+def goes_on(last: Part | None, part: Part) -> bool:
+    """Whether ``part`` continues ``last``: more text, or more arguments of the same call."""
+    if isinstance(part, CallText):
+        return isinstance(last, CallText) and not part.id
+    return type(last) is type(part)
+
+
+def merged(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The same with those that continue each other as one."""
+    runs: list[list[Part]] = []
     for part in parts:
-        last = found[-1] if found else None
-        if isinstance(last, Text) and isinstance(part, Text):
-            found[-1] = Text(last.text + part.text)
-        elif isinstance(last, CallText) and isinstance(part, CallText) and not part.id:
-            found[-1] = CallText(last.index, last.arguments + part.arguments, last.id, last.name)
+        if runs and goes_on(runs[-1][0], part):
+            runs[-1].append(part)
         else:
-            found.append(part)
-    return tuple(found)
+            runs.append([part])
+    return tuple([_as_one(run) for run in runs])
+
+
+def _as_one(run: list[Part]) -> Part:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    if isinstance(first, CallText):
+        return replace(first, arguments="".join([part.arguments for part in run if isinstance(part, CallText)]))
+    return replace(first, text="".join([part.text for part in run if not isinstance(part, CallText)]))

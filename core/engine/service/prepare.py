@@ -19,7 +19,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
 from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
-from engine.service.parsing import Packed, ParsedChat, ParsedCompletion, unpack
+from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
 from engine.service.protocol import GenerationRequest
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
@@ -35,7 +35,7 @@ from engine.service.validation import (
 )
 
 
-async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedChat) -> Prompts:
+async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedTurns) -> Prompts:
     """Raises :class:`ApiError` like :func:`encode_conversation`."""
     return Prompts((await encode_conversation(engine, client, chat.conversation),))
 
@@ -137,7 +137,7 @@ def make_job(
     if options.priority is not None and options.priority < least:
         raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
     api = ApiRequest(
-        request_id=f"{options.id_prefix}-{uuid.uuid4().hex}",
+        request_id=f"{options.id_prefix}{uuid.uuid4().hex}",
         kind=options.kind,
         model=engine.model,
         prompts=prompts.tokens,
@@ -162,5 +162,8 @@ def _sampling(
     engine: EngineHandle, options: GenerationRequest, prompts: tuple[tuple[int, ...], ...], grammar: Grammar | None
 ) -> SamplingParams:
     asked, param = options.asked_tokens()
-    limit = max(output_limit(asked, len(prompt), engine.max_len, options.default_tokens, param) for prompt in prompts)
+    most = engine.max_len
+    if options.fits_output and asked is not None:
+        asked = min(asked, max(most - min(map(len, prompts)), 1))
+    limit = max(output_limit(asked, len(prompt), most, options.default_tokens, param) for prompt in prompts)
     return sampling_params(options, limit, engine.vocab_size, grammar)

@@ -190,22 +190,49 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completion requests share."""
+class Body(msgspec.Struct, kw_only=True):
+    """The body of a request."""
 
-    kind: ClassVar[str]
-    """The kind of request, as routers know it."""
-    id_prefix: ClassVar[str]
-    default_tokens: ClassVar[int | None] = None
-    """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """More fields that are accepted and without effect; see :data:`IGNORED`."""
+    verbatim: ClassVar[frozenset[str]] = frozenset({"tools"})
+    """Fields with a JSON schema or the arguments of a call, in which null means null."""
 
     model: str | None = None
+
+
+class CommonOptions(Body, kw_only=True):
+    """What requests that generate share, whatever API they are of."""
+
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: UnitInterval | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """0 and -1 mean no limit."""
     min_p: UnitInterval | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=INT64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    """Logits are divided by it: much less than 0.01 would leave the range of float32."""
+    stream: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    """Who sent the request: the queue is fair among users. Without it, clients are told apart by their addresses."""
+
+
+class GenerationRequest(CommonOptions, kw_only=True):
+    """What chat and completion requests share."""
+
+    verbatim = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema", "tools"})
+    kind: ClassVar[str]
+    """The kind of request, as routers know it."""
+    id_prefix: ClassVar[str]
+    default_tokens: ClassVar[int | None] = None
+    """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
+    fits_output: ClassVar[bool] = False
+    """A request for more output tokens than there is room for gets all the room; otherwise it is refused."""
+
     stop: Stops | None = None
     include_stop_str_in_output: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
@@ -214,17 +241,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    """Logits are divided by it: much less than 0.01 would leave the range of float32."""
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
     """A stream of one sequence also shows how far its prompt is, as ``prompt_progress``."""
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
     """The answer has the token ids of prompt and output beside their text."""
     response_format: ResponseFormat | None = None
@@ -236,8 +256,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     json_schema: Schema | None = None
     grammar: str | None = None
     """In GBNF."""
-    user: Annotated[str, Meta(max_length=512)] | None = None
-    """Who sent the request: the queue is fair among users. Without it, clients are told apart by their addresses."""
 
     @property
     def echoes(self) -> bool:
@@ -262,7 +280,7 @@ class ChatOptions(GenerationRequest, kw_only=True):
     """A chat request but for its messages."""
 
     kind = "chat"
-    id_prefix = "chatcmpl"
+    id_prefix = "chatcmpl-"
 
     max_completion_tokens: OutputLimit | None = None
     logprobs: bool | None = None
@@ -301,7 +319,7 @@ class CompletionOptions(GenerationRequest, kw_only=True):
     """A completion request but for its prompt."""
 
     kind = "completion"
-    id_prefix = "cmpl"
+    id_prefix = "cmpl-"
     default_tokens = DEFAULT_COMPLETION_TOKENS
 
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
@@ -329,8 +347,7 @@ class CompletionRequest(CompletionOptions, kw_only=True):
     """Text, texts, token ids or lists of those."""
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
+class TokenizeRequest(Body, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
@@ -342,15 +359,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
+class DetokenizeRequest(Body, kw_only=True):
     tokens: list[TokenId]
 
 
-T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+T = TypeVar("T", bound=Body)
 
-_VERBATIM = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema", "tools"})
-"""Fields with a JSON schema, in which null means null."""
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
@@ -368,7 +382,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_request("The request body must be a JSON object.") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise bad_request(f"The request body is not valid JSON: {_explain(error)}.") from None
-    _refuse_unknown(fields, frozenset(kind.__struct_fields__))
+    _refuse_unknown(fields, kind.ignored.union(kind.__struct_fields__))
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -377,7 +391,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_request(f"The request body is not valid JSON: {_explain(error)}.") from None
     if b"null" in body:
         try:
-            return msgspec.convert(_plain(fields), kind)
+            return msgspec.convert(_plain(fields, kind.verbatim), kind)
         except msgspec.ValidationError as error:
             wrong = str(error)
     raise _field_error(wrong, fields)
@@ -408,7 +422,7 @@ def _refuse_unknown(fields: dict[str, msgspec.Raw], known: frozenset[str]) -> No
             )
 
 
-def _plain(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
+def _plain(fields: dict[str, msgspec.Raw], verbatim: frozenset[str]) -> dict[str, Any]:
     plain = {}
     for name, raw in fields.items():
         try:
@@ -416,7 +430,7 @@ def _plain(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             why = _AT.sub("", _explain(error))
             raise bad_request(f"Invalid value for {name[:64]!r}: {why}.", name[:64], "invalid_value") from None
-    return {name: value if name in _VERBATIM else _without_nulls(value) for name, value in plain.items()}
+    return {name: value if name in verbatim else _without_nulls(value) for name, value in plain.items()}
 
 
 def _without_nulls(value: Any) -> Any:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Text that may be shown. ``stopped``: a stop string was met and nothing follows."""
+    """Text that may be shown. ``stop``: the stop string that was met, after which nothing follows."""
 
     text: str
-    stopped: bool = False
+    stop: str | None = None
 
 
 class StopMatcher:
@@ -53,7 +53,7 @@ class StopMatcher:
             settled = min([settled, *self._offsets[:1]])
         if matches:
             first = min(matches, key=lambda match: (match.end, match.start))
-            return Released(self._release(first.start) + (first.text if self._include else ""), stopped=True)
+            return Released(self._release(first.start) + (first.text if self._include else ""), first.text)
         return Released(self._release(settled))
 
     def flush(self) -> str:

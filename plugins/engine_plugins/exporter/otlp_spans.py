@@ -21,7 +21,8 @@ UNSET, ERROR = 0, 2
 """``StatusCode``."""
 PHASES = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver", "unattributed")
 """One after the other: what the time of a request consists of."""
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}
+OPERATIONS = {"completion": "text_completion"}
+"""Requests of other kinds are chats."""
 
 Attribute = bool | int | float | str | Sequence[str]
 
@@ -44,7 +45,7 @@ class Spans:
         end = round(event.at_s * 1e9) + offset_ns
         asked = event.parameters if isinstance(event, RequestEvent) else None
         kind = event.kind if isinstance(event, ProxiedEvent) else asked.kind if asked else "chat"
-        operation = OPERATIONS.get(kind, kind)
+        operation = OPERATIONS.get(kind, "chat")
         found = attributes_of(event) | {"gen_ai.operation.name": operation, "gen_ai.request.model": self._model}
         total_ms = event.total_ms if isinstance(event, ProxiedEvent) else event.e2e_ms
         _, trace, parent, _ = event.traceparent.split("-") if event.traceparent else ("", secrets.token_hex(16), "", "")

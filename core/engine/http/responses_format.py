@@ -1,0 +1,158 @@
+"""The answers of ``/v1/responses``: https://platform.openai.com/docs/api-reference/responses, and its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.http.blocks import BlockFormat, Event
+from engine.http.sse import event
+from engine.service.errors import ApiError
+from engine.service.generation import Generation
+from engine.service.job import Job
+from engine.service.logprobs import chat_logprobs
+from engine.service.output import Delta, ShownToken
+from engine.service.parts import CallText, Part
+from engine.service.responses_request import ResponsesOptions
+from engine.service.tokenizer import Tokenizer
+
+
+class ResponsesFormat(BlockFormat):
+    """Writes ``response`` objects. Items have the ids of the response, with their place behind."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
+        super().__init__(job, tokenizer, generation)
+        self._items: list[dict[str, Any]] = []
+        """Those that are whole."""
+        self._number = 0
+        """Of the next event."""
+        self._shown: list[ShownToken] = []
+        """Tokens of the open text."""
+
+    def whole(self, outputs: Sequence[Delta]) -> bytes:
+        (output,) = outputs
+        items = []
+        for index, part in enumerate(output.parts):
+            is_cut = index == len(output.parts) - 1 and output.finish_reason == "length"
+            items.append(self._item(index, part, "incomplete" if is_cut else "completed", output.tokens))
+        return msgspec.json.encode(self._ended_response(output, items))
+
+    def begun(self) -> Iterator[Event]:
+        response = self._response("in_progress", [])
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def opened(self, index: int, part: Part) -> Iterator[Event]:
+        item = self._item(index, part, "in_progress", ())
+        if isinstance(part, CallText):
+            item["arguments"] = ""
+        else:
+            item["content"] = []
+        yield self._event("response.output_item.added", output_index=index, item=item)
+        if not isinstance(part, CallText):
+            yield self._event("response.content_part.added", **self._at(index, 0), part=_text("", []))
+
+    def grown(self, index: int, part: Part, delta: Delta) -> Iterator[Event]:
+        if isinstance(part, CallText):
+            if part.arguments:
+                yield self._event("response.function_call_arguments.delta", **self._at(index), delta=part.arguments)
+            return
+        self._shown += delta.tokens
+        logprobs = self._logprobs(delta.tokens)
+        yield self._event("response.output_text.delta", **self._at(index, 0), delta=part.text, logprobs=logprobs)
+
+    def closed(self, index: int, block: Part, is_whole: bool) -> Iterator[Event]:
+        if isinstance(block, CallText):
+            done = {"name": block.name, "arguments": block.arguments}
+            yield self._event("response.function_call_arguments.done", **self._at(index), **done)
+        else:
+            logprobs = self._logprobs(self._shown)
+            yield self._event("response.output_text.done", **self._at(index, 0), text=block.text, logprobs=logprobs)
+            part = _text(block.text, logprobs)
+            yield self._event("response.content_part.done", **self._at(index, 0), part=part)
+        item = self._item(index, block, "completed" if is_whole else "incomplete", self._shown)
+        self._items.append(item)
+        self._shown = []
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def ended(self, delta: Delta) -> Iterator[Event]:
+        response = self._ended_response(delta, self._items)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    @staticmethod
+    def broken(error: ApiError) -> bytes:
+        what = {"code": error.code or "server_error", "message": error.message, "param": error.param}
+        return event(msgspec.json.encode({"type": "error", **what}), "error")
+
+    def failure(self, error: ApiError) -> bytes:
+        what = {"code": error.code or "server_error", "message": error.message}
+        response = self._response("failed", self._items) | {"error": what}
+        name = "response.failed"
+        return event(msgspec.json.encode(self._event(name, response=response)), name)
+
+    def _event(self, name: str, /, **fields: Any) -> Event:
+        self._number += 1
+        return {"type": name, "sequence_number": self._number - 1, **fields}
+
+    def _at(self, index: int, content: int | None = None) -> dict[str, Any]:
+        prefix = "fc" if content is None else "msg"
+        where = {"item_id": self._id(prefix, index), "output_index": index}
+        return where if content is None else where | {"content_index": content}
+
+    def _id(self, prefix: str, index: int) -> str:
+        return f"{prefix}_{self.job.api.request_id.partition('_')[2]}_{index}"
+
+    def _item(self, index: int, part: Part, status: str, shown: Sequence[ShownToken]) -> dict[str, Any]:
+        if isinstance(part, CallText):
+            call = {"type": "function_call", "id": self._id("fc", index), "call_id": part.id, "name": part.name}
+            return call | {"arguments": part.arguments, "status": status}
+        about = {"type": "message", "id": self._id("msg", index), "role": "assistant", "status": status}
+        return about | {"content": [_text(part.text, self._logprobs(shown))]}
+
+    def _logprobs(self, shown: Sequence[ShownToken]) -> list[dict[str, Any]]:
+        if self.job.api.sampling.logprobs is None:
+            return []
+        return list(chat_logprobs(shown, self.tokenizer.token_bytes)["content"])
+
+    def _ended_response(self, output: Delta, items: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = self.generation.usage()
+        counts = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        }
+        found = {"usage": counts, "timings": self.timings()}
+        if output.finish_reason == "length":
+            why = {"incomplete_details": {"reason": "max_output_tokens"}}
+            return self._response("incomplete", items) | why | found
+        return self._response("completed", items) | found
+
+    def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        job = self.job
+        assert isinstance(job.options, ResponsesOptions)
+        return {
+            "id": job.api.request_id,
+            "object": "response",
+            "created_at": job.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": job.api.model,
+            "output": items,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            "usage": None,
+            "user": job.options.user,
+            **job.options.echoed,
+        }
+
+
+def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

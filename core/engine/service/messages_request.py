@@ -1,0 +1,234 @@
+"""The body of ``/v1/messages`` (Anthropic's API), and the chat that it asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.service.errors import bad_request
+from engine.service.protocol import (
+    ChatOptions,
+    ChosenFunction,
+    CommonOptions,
+    ContentPart,
+    Effort,
+    JsonSchemaFormat,
+    Message,
+    MessageFunction,
+    MessageToolCall,
+    ResponseFormat,
+    Schema,
+    StopString,
+    TemplateVariables,
+    Tool,
+    ToolChoice,
+)
+from engine.service.translating import common, function_tool, required, system_first
+
+BILLING = "x-anthropic-billing-header:"
+"""Some clients begin the system prompt with a line of bookkeeping that differs from request to request: with it, no
+prompt would begin like another."""
+
+
+class Block(msgspec.Struct):
+    """A part of a content."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+    """Without effect: what the tool said speaks for itself."""
+
+
+class MessagesTurn(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class MessagesTool(msgspec.Struct):
+    """A function that the model may call, or with another ``type`` than ``custom`` a tool that other services run."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class MessagesChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    """Without effect."""
+    display: str | None = None
+    """Without effect."""
+
+
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: Schema | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    effort: Effort | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(msgspec.Struct):
+    user_id: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class CountRequest(CommonOptions, kw_only=True):
+    """What of a request is its prompt. ``/v1/messages/count_tokens`` takes this."""
+
+    ignored = frozenset(
+        {"betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "speed"}
+    )
+    verbatim = frozenset({"tools", "messages", "output_config", "output_format"})
+
+    messages: Annotated[list[MessagesTurn], Meta(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[MessagesTool], Meta(max_length=512)] | None = None
+    tool_choice: MessagesChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The older name of ``output_config.format``."""
+    metadata: Metadata | None = None
+    mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    """What the API does not have, and this server does."""
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """``None``: all the room that the prompt leaves."""
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
+
+
+class MessagesOptions(ChatOptions, kw_only=True):
+    """The chat that a request asks for."""
+
+    kind = "messages"
+    id_prefix = "msg_"
+    fits_output = True
+
+
+def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]]:
+    """Raises :class:`ApiError` ``invalid`` for what this server does not take in a conversation."""
+    choice = request.tool_choice or MessagesChoice("auto")
+    config = request.output_config or OutputConfig()
+    form = config.format or request.output_format
+    described = None if form is None else ResponseFormat("json_schema", JsonSchemaFormat(form.schema))
+    fields = common(request)
+    if request.user is None and request.metadata is not None:
+        fields["user"] = request.metadata.user_id
+    options = MessagesOptions(
+        **fields,
+        max_tokens=getattr(request, "max_tokens", None),
+        stop=getattr(request, "stop_sequences", None),
+        chat_template_kwargs=request.chat_template_kwargs,
+        enable_thinking=None if request.thinking is None else request.thinking.type != "disabled",
+        reasoning_effort=config.effort,
+        tools=_tools(request.tools or []),
+        tool_choice=_choice(choice),
+        parallel_tool_calls=False if choice.disable_parallel_tool_use else None,
+        response_format=described,
+    )
+    return options, _messages(request)
+
+
+def _tools(tools: list[MessagesTool]) -> list[Tool]:
+    own = [tool for tool in tools if tool.type in (None, "custom")]
+    return [
+        function_tool("tools", name=tool.name, description=tool.description, parameters=tool.input_schema)
+        for tool in own
+    ]
+
+
+def _choice(choice: MessagesChoice) -> Any:
+    if choice.type == "tool":
+        return ToolChoice(ChosenFunction(required(choice.name, "tool_choice.name")))
+    return "required" if choice.type == "any" else choice.type
+
+
+def _messages(request: CountRequest) -> list[Message]:
+    found = [Message("system", system)] if (system := _system(request.system)) else []
+    for i, turn in enumerate(request.messages):
+        found += _turn(turn, f"messages[{i}]")
+    if found[-1].role == "assistant":
+        raise bad_request(
+            "The last message is the assistant's; this server begins a new one, it does not go on with it.", "messages"
+        )
+    return system_first(found)
+
+
+def _system(system: str | list[Block] | None) -> str:
+    blocks = system if isinstance(system, list) else [Block("text", system)]
+    texts = [block.text or "" for block in blocks]
+    return "\n\n".join([text for text in texts if text and not text.startswith(BILLING)])
+
+
+def _turn(turn: MessagesTurn, at: str) -> list[Message]:
+    """What tools came to are messages of their own."""
+    if isinstance(turn.content, str):
+        return [Message(turn.role, turn.content)]
+    if turn.role == "assistant":
+        return [_answer(turn.content, at)]
+    found: list[Message] = []
+    parts: list[ContentPart] = []
+
+    def said() -> None:
+        if parts:
+            found.append(Message(turn.role, list(parts)))
+            parts.clear()
+
+    for i, block in enumerate(turn.content):
+        if block.type == "tool_result":
+            said()
+            found.append(_result(block, f"{at}.content[{i}]"))
+        else:
+            parts.append(ContentPart(block.type, block.text))
+    said()
+    return found or [Message(turn.role, "")]
+
+
+def _answer(blocks: list[Block], at: str) -> Message:
+    texts, thoughts = [], []
+    calls: list[MessageToolCall] = []
+    for i, block in enumerate(blocks):
+        where = f"{at}.content[{i}]"
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            function = MessageFunction(required(block.name, f"{where}.name"), block.input or {})
+            calls.append(MessageToolCall(function, required(block.id, f"{where}.id")))
+        elif block.type not in ("redacted_thinking", "server_tool_use", "web_search_tool_result"):
+            expected = "text, thinking or tool_use"
+            raise bad_request(f"{where} has type {block.type[:32]!r}, expected {expected}.", where, "invalid_value")
+    thought = "".join(thoughts) or None
+    return Message("assistant", "".join(texts), reasoning_content=thought, tool_calls=calls or None)
+
+
+def _result(block: Block, at: str) -> Message:
+    content = block.content
+    if isinstance(content, list):
+        for i, part in enumerate(content):
+            if part.type != "text":
+                where = f"{at}.content[{i}]"
+                raise bad_request(f"{where} has type {part.type[:32]!r}; this server computes text only.", where)
+        content = "\n".join([part.text or "" for part in content])
+    return Message("tool", content or "", tool_call_id=required(block.tool_use_id, f"{at}.tool_use_id"))
