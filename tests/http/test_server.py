@@ -38,6 +38,9 @@ CHAT = "/v1/chat/completions"
 ROUTES = [
     ("POST", CHAT),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"),
@@ -153,7 +156,8 @@ async def test_every_route_but_health_needs_the_key() -> None:
         for method, path in [*ROUTES, ("GET", "/nowhere"), ("PUT", CHAT), ("GET", "//v1/models"), ("GET", "/health/")]:
             for header in wrong:
                 status, _, data = await server.post(path, b"", header, method=method)
-                assert (status, error_of(data)["code"]) == (401, "invalid_api_key"), (path, header)
+                why = b"authentication_error" if path.startswith("/v1/messages") else b'"code":"invalid_api_key"'
+                assert status == 401 and why in data, (path, header)
             for right in (good, own, own + "\r\n" + good, own + "\r\nAuthorization: Bearer of-a-gateway"):
                 assert (await server.post(path, b"", right, method=method))[0] != 401
         assert (await server.get("/health"))[0] == (await server.get("/ready"))[0] == (await server.get("/"))[0] == 200
@@ -473,6 +477,35 @@ async def test_a_request_routed_elsewhere_is_passed_through(stream: bool) -> Non
         server.router.decision = ToUrl("http://127.0.0.1:1")
         status, _, data = await server.post(CHAT, chat(stream=stream))
         assert (status, error_of(data)["code"]) == (502, "bad_gateway")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ends"),
+    [
+        ("/v1/responses", {"input": "hi"}, "response.completed"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}, "message_stop"),
+    ],
+)
+@in_loop
+async def test_every_api_is_passed_through_to_its_own_path(path: str, body: dict[str, Any], ends: str) -> None:
+    async with running(says("from afar")) as other, running() as server:
+        for base in (other.url, other.url + "/v1/"):
+            server.router.decision = ToUrl(base)
+            status, _, data = await server.post(path, body)
+            assert status == 200 and b"from afar" in data
+            status, headers, data = await server.post(path, body | {"stream": True})
+            assert headers["content-type"].startswith("text/event-stream")
+            assert f"event: {ends}\ndata: ".encode() in data
+        other.client.hold_before = 1
+        other.client.holding.clear()
+        task = asyncio.create_task(server.post(path, body | {"stream": True}))
+        await other.client.holding.wait()
+        other.client.die()
+        _, _, data = await task
+        assert b"event: error\ndata: " in data or b"event: response.failed\ndata: " in data
+        server.router.decision = ToUrl("http://127.0.0.1:1")
+        status, _, data = await server.post(path, body)
+        assert status == 502 and b"did not answer" in data
 
 
 @in_loop

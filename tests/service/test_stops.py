@@ -23,7 +23,7 @@ def run(parts: list[str], stop: list[str], include: bool = False) -> tuple[str, 
     for part in parts:
         released = matcher.feed(part)
         shown += released.text
-        if released.stopped:
+        if released.stop is not None:
             return shown, True
     return shown + matcher.flush(), False
 
@@ -114,7 +114,7 @@ def run_hidden(
     for i, (part, hidden) in enumerate(parts):
         released = matcher.feed(part, hidden, may_stop=i >= free)
         shown += released.text
-        if released.stopped:
+        if released.stop is not None:
             return shown, True
     return shown + matcher.flush(), False
 

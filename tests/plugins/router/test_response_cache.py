@@ -7,7 +7,9 @@ import pytest
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.contracts.router import Answer, ApiRequest, ToEngine
+from engine.service.messages_request import MessagesOptions
 from engine.service.protocol import ChatRequest, CompletionRequest
+from engine.service.responses_request import ResponsesOptions
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, REQUEST, RouterConformance
 from engine_plugins.router.response_cache import (
@@ -137,11 +139,12 @@ OTHER = {
     "return_token_ids": True, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "start: /a/", "json_schema": {},
     "grammar": 'root ::= "a"', "tools": [], "tool_choice": "auto", "parallel_tool_calls": False,
+    "echoed": {"instructions": "x"},
 }  # fmt: skip
 """Another value of every field of a request, the prompt apart."""
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponsesOptions, MessagesOptions])
 def test_every_field_of_a_request_is_part_of_the_key_but_those_that_say_how_it_is_sent(kind):
     names = {field.name for field in msgspec.structs.fields(kind)} - {"prompt", "messages"}
     assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id"}
