@@ -153,13 +153,26 @@ def openai_cases(url: str) -> Cases:
         text = client.chat.completions.create(**ASK, response_format=SCHEMA).choices[0].message.content
         check(json.loads(text).keys() == {"answer"}, text)
 
+    def responses() -> None:
+        ask: Any = {"model": "bundled", "input": QUESTION[0]["content"], "temperature": 0, "max_output_tokens": 80}
+        text = client.responses.create(**ask).output_text
+        check(text.startswith(ANSWER), text)
+        events = list(client.responses.create(**ask, stream=True))
+        check("".join(event.delta for event in events if event.type == "response.output_text.delta") == text, events)
+        function = {"type": "function", "name": "add", "parameters": ADDED, "strict": True}
+        tools: Any = {"tools": [function, {"type": "web_search"}], "tool_choice": "required"}
+        (call, *_) = client.responses.create(**ask, **tools, parallel_tool_calls=False).output
+        said = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        asked = [QUESTION[0], call.model_dump(), said]
+        check(client.responses.create(**ask | {"input": asked}, tools=[function]).output, "an answer to a tool")
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("stream helper", helper, 0))
     yield from (("harmless fields", harmless, 0), ("harmless fields, completions", harmless_completions, 0))
     yield from (("logprobs", logprobs, 0), ("models", models, 0), ("completions", completions, 0))
     yield "tools", tools, 0
     yield "json_schema", schema, 0
     yield "embeddings", lambda: client.embeddings.create(model="bundled", input="x"), 404
-    yield "responses", lambda: client.responses.create(model="bundled", input="x"), 404
+    yield "responses", responses, 0
     yield "another model", lambda: client.chat.completions.create(**ASK | {"model": "other"}), 404
     yield "a bad value", lambda: client.chat.completions.create(**ASK | {"temperature": 3}), 400
 
@@ -206,7 +219,7 @@ def langchain_cases(url: str) -> Cases:
     yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 0
     embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
     yield "embeddings", lambda: embeddings.embed_query("x"), 404
-    yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 404
+    yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 0
 
 
 def litellm_cases(url: str) -> Cases:
@@ -250,7 +263,7 @@ def litellm_cases(url: str) -> Cases:
     yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 0
     yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 0
     yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
-    yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 404
+    yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 0
 
 
 def pydantic_ai_cases(url: str) -> Cases:
@@ -386,11 +399,33 @@ def anthropic_cases(url: str) -> Cases:
     import anthropic
 
     client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="unused", max_retries=0)
-    ask: Any = {"model": "bundled", "max_tokens": 8, "messages": QUESTION}
+    ask: Any = {"model": "bundled", "max_tokens": 60, "messages": QUESTION, "extra_body": {"temperature": 0}}
+
+    def messages() -> None:
+        text = client.messages.create(**ask).content[0].text
+        check(text.startswith(ANSWER), text)
+        with client.messages.stream(**ask, system="") as stream:
+            check("".join(stream.text_stream) == text, "a stream")
+
+    def tools() -> None:
+        asked: Any = ask | {"tools": [{"name": "add", "input_schema": ADDED}]}
+        choice = {"type": "any", "disable_parallel_tool_use": True}
+        (call,) = client.messages.create(**asked, tool_choice=choice).content
+        check(call.name == "add" and call.input.keys() == {"a"}, call)
+        turns = [
+            *QUESTION,
+            {"role": "assistant", "content": [call.model_dump(include={"type", "id", "name", "input"})]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "3"}]},
+        ]
+        check(client.messages.create(**asked | {"messages": turns}).usage.input_tokens > 0, "an answer to a tool")
+
+    def count() -> None:
+        counted = client.messages.count_tokens(model="bundled", messages=QUESTION).input_tokens
+        usage = client.messages.create(**ask).usage
+        check(counted == usage.input_tokens + usage.cache_read_input_tokens, counted)
+
     yield "models", lambda: check([model.id for model in client.models.list()] == ["bundled"], "the list"), 0
-    yield "messages", lambda: client.messages.create(**ask), 404
-    yield "stream", lambda: list(client.messages.create(**ask, stream=True)), 404
-    yield "count_tokens", lambda: client.messages.count_tokens(model="bundled", messages=ask["messages"]), 404
+    yield from (("messages", messages, 0), ("tools", tools, 0), ("count_tokens", count, 0))
 
 
 def ollama_cases(url: str) -> Cases:

@@ -47,6 +47,12 @@ const cases = {
     check(typeof JSON.parse(done.choices[0].message.content) === "object", done);
   }, 0],
   embeddings: [() => client.embeddings.create({ model: "bundled", input: "x" }), 404],
-  responses: [() => client.responses.create({ model: "bundled", input: "x" }), 404],
+  responses: [async () => {
+    const asked = { model: "bundled", input: ask.messages[0].content, temperature: 0, max_output_tokens: 80 };
+    const whole = (await client.responses.create(asked)).output_text;
+    const stream = await client.responses.create({ ...asked, stream: true });
+    const streamed = await text(stream, (event) => event.type === "response.output_text.delta" ? event.delta : "");
+    check(whole.startsWith(answer) && streamed === whole, whole);
+  }, 0],
 };
 await run("openai", cases, (error) => error.status);
