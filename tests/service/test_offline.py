@@ -47,8 +47,12 @@ def test_a_conversation_of_parts_is_answered_as_its_text_is(llm: LLM) -> None:
     [
         ({"content": [{"type": "image", "image": "x"}]}, {}, "'messages[0].content[0]' has type 'image'"),
         ({"role": "critic", "content": "x"}, {}, "Invalid value for 'messages[0].role'"),
-        ({"role": "tool", "content": "x"}, {}, "Invalid value for 'messages[0].role'"),
-        ({"content": "x", "tool_calls": [{}]}, {}, "'messages[0].tool_calls' is not supported by this server."),
+        ({"role": "tool", "content": "x"}, {}, "'messages[0].tool_call_id' is missing."),
+        (
+            {"content": "x", "tool_calls": [{"function": {"name": "x"}}]},
+            {},
+            "'messages[0].tool_calls': only an assistant calls tools.",
+        ),
         ({"content": "x", "text": "y"}, {}, "Unknown field 'messages[0].text'."),
         ({"content": "x"}, {"messages": []}, "'chat_template_kwargs.messages' is not a variable"),
         ({"content": 1}, {}, "Invalid value for 'messages[0].content'"),

@@ -20,6 +20,7 @@ from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.native import Source, ahead, calls
 from engine.native.shared_library import THREAD_POOL
 from engine.sampling import choose_native
+from engine.sampling.sources import MASK
 from engine.startup import kernels
 from engine.startup.build import build_engine
 from engine_plugins.attention_kernel.cpu import kernel as cpu_attention
@@ -103,7 +104,7 @@ def test_what_is_compiled_ahead_is_what_is_loaded(
     for loader in LOADERS:
         loader.cache_clear()
     build_engine(plan)
-    loaded |= {calls.SOURCE, THREAD_POOL}  # which every program needs
+    loaded |= {calls.SOURCE, THREAD_POOL, MASK}  # which every program needs, or the first grammar
     assert {source.name for source in begun(plan, monkeypatch)} == {source.name for source in loaded}
 
 
