@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine import LLM
 from engine.contracts.constraint import Grammar, GrammarError
-from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.request import EngineRequest, ReasoningTokens, SamplingParams
 from engine.sampling.constrained import Constraints, Grammars
 from engine.service.offline import Completion
 from tests.selection import few
@@ -59,6 +59,19 @@ class ToyMatcher:
         return ToyMatcher(self._number, self._taken)
 
 
+OPENS, CLOSES = 3, 5
+
+
+def answer_of(reasoning: ReasoningTokens | None, output: Sequence[int]) -> list[int]:
+    """What is no thought."""
+    if reasoning is None or (reasoning.opens is not None and output[:1] != [reasoning.opens]):
+        return list(output)
+    thought = list(output[reasoning.opens is not None :])
+    end = thought.index(reasoning.closes) if reasoning.closes in thought else len(thought)
+    assert reasoning.budget is None or end <= reasoning.budget
+    return thought[end + 1 :]
+
+
 def constrained_engine(*overrides: str, **options: Any) -> Exact:
     engine = exact_engine(*overrides, **options)
     width = engine.runner.tables.tokens.shape[1]
@@ -66,13 +79,21 @@ def constrained_engine(*overrides: str, **options: Any) -> Exact:
     return engine
 
 
+THOUGHTS = (
+    None, None, ReasoningTokens(CLOSES, budget=3), ReasoningTokens(CLOSES, OPENS, budget=0), ReasoningTokens(CLOSES)
+)  # fmt: skip
+"""By the number of a request: the prompt ends within a thought, or the output may begin one."""
+
+
 def requests_of(seed: int, count: int) -> list[EngineRequest]:
-    """Two of three are constrained, some greedy, some sampled."""
+    """Two of three are constrained, some greedy, some sampled; some think first, with a budget or as they like."""
     made = []
     for i, request in enumerate(random_requests(seed, count)):
         grammar = Grammar("regex", str(i % 4)) if i % 3 else None
         sampling = {"temperature": 1.0, "seed": i} if grammar and i % 2 else {"temperature": 0.0}
-        params = SamplingParams(max_tokens=request.sampling.max_tokens, grammar=grammar, **sampling)
+        params = SamplingParams(
+            max_tokens=request.sampling.max_tokens, grammar=grammar, reasoning=THOUGHTS[i % len(THOUGHTS)], **sampling
+        )
         made.append(EngineRequest(request.request_id, request.prompt, params, priority=request.priority))
     return made
 
@@ -91,11 +112,12 @@ def alone() -> dict[str, list[int]]:
 def assert_as_alone(requests: Sequence[EngineRequest], outputs: dict[str, list[int]], alone: Any) -> None:
     assert outputs == alone
     for request in requests:
-        if request.sampling.grammar is None:
+        answer = answer_of(request.sampling.reasoning, outputs[request.request_id])
+        if request.sampling.grammar is not None:
+            matcher = Toy().compile(request.sampling.grammar)
+            assert all(matcher.advance(token) for token in answer)
+        elif request.sampling.reasoning is None:
             assert outputs[request.request_id] == expected(request)
-            continue
-        matcher = Toy().compile(request.sampling.grammar)
-        assert all(matcher.advance(token) for token in outputs[request.request_id])
     assert any(outputs[r.request_id] != expected(r) for r in requests if r.sampling.grammar), "the grammar does nothing"
 
 

@@ -19,6 +19,17 @@ MAX_STOP_TOKENS = 256
 """Most tokens that end an output: :attr:`SamplingParams.stop_token_ids` and the model's own."""
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens between which an output thinks before it answers: there a grammar does not hold."""
+
+    closes: int
+    """Ends the thought."""
+    opens: int | None = None
+    """Begins one, as the first token of an output. ``None``: the prompt ends within a thought."""
+    budget: int | None = None
+    """Most tokens of it: then ``closes`` is the only one that may come."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How output tokens are chosen. Validated by the API; the engine trusts it."""
 
@@ -46,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same for prompt tokens (``echo`` with logprobs). Turns prefix-cache hits off for this request."""
     grammar: Grammar | None = None
     """What the output must look like. The model's end tokens end it, ``ignore_eos`` or not."""
+    reasoning: ReasoningTokens | None = None
+    """Where the output thinks, if a grammar begins after that or the thought has a budget."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from typing import Any
 from engine.http.format import ChunkFormat
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta
-from engine.service.parts import CallText
+from engine.service.parts import CallText, Reasoning
 
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 
@@ -23,6 +23,10 @@ class ChatFormat(ChunkFormat):
         index, ids = delta.index, self.ids(delta)
         if first:
             chunks.append(self.chunk(_choice(index, ROLE)) | self.prompt_ids(index))
+        for part in delta.parts:
+            if isinstance(part, Reasoning):
+                chunks.append(self.chunk(_choice(index, _reasoning(part.text)) | ids))
+                ids = self.ids(Delta(index))
         text = delta.text
         if text or delta.tokens:
             chunks.append(self.chunk(_choice(index, {"content": text}, self._logprobs(delta)) | ids))
@@ -42,6 +46,8 @@ class ChatFormat(ChunkFormat):
         if calls:
             self._calling.add(output.index)
             message |= {"content": output.text or None, "tool_calls": [_call(part) for part in calls]}
+        if thought := "".join([part.text for part in output.parts if isinstance(part, Reasoning)]):
+            message |= _reasoning(thought)
         return {
             "index": output.index,
             "message": message,
@@ -61,6 +67,11 @@ class ChatFormat(ChunkFormat):
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return chat_logprobs(delta.tokens, self.tokenizer.token_bytes) if self.wants_logprobs else None
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """By both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(part: CallText) -> dict[str, Any]:

@@ -137,9 +137,12 @@ class ChunkFormat(Format):
 
     def _usage(self) -> dict[str, Any]:
         usage = self.generation.usage()
-        return {
+        found: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.output_tokens,
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+        if self.job.reasoning is not None:
+            found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+        return found

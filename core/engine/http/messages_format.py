@@ -12,7 +12,7 @@ from engine.http.errors import status_of
 from engine.http.sse import event
 from engine.service.errors import ApiError
 from engine.service.output import Delta
-from engine.service.parts import CallText, Part
+from engine.service.parts import CallText, Part, Reasoning
 
 ERRORS = {
     400: "invalid_request_error",
@@ -38,7 +38,7 @@ class MessagesFormat(BlockFormat):
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         (output,) = outputs
-        content = [_block(part) for part in output.parts]
+        content = [self._block(part) for part in output.parts]
         return msgspec.json.encode(
             self._message(content, self._ending(output, output.parts), self._usage()) | {"timings": self.timings()}
         )
@@ -49,13 +49,16 @@ class MessagesFormat(BlockFormat):
         yield {"type": "message_start", "message": self._message([], ending, usage)}
 
     def opened(self, index: int, part: Part) -> Iterator[Event]:
-        block = _block(part)
-        block["input" if isinstance(part, CallText) else "text"] = {} if isinstance(part, CallText) else ""
+        block = self._block(part)
+        if isinstance(part, CallText):
+            block["input"] = {}
+        else:
+            block |= {name: "" for name in block if name != "type"}
         yield {"type": "content_block_start", "index": index, "content_block": block}
 
     def grown(self, index: int, part: Part, delta: Delta) -> Iterator[Event]:
         if not isinstance(part, CallText):
-            more = {"type": "text_delta", "text": part.text}
+            more = {"type": f"{_name(part)}_delta", _name(part): part.text}
         elif part.arguments:
             more = {"type": "input_json_delta", "partial_json": part.arguments}
         else:
@@ -63,6 +66,9 @@ class MessagesFormat(BlockFormat):
         yield {"type": "content_block_delta", "index": index, "delta": more}
 
     def closed(self, index: int, block: Part, is_whole: bool) -> Iterator[Event]:
+        if isinstance(block, Reasoning):
+            signed = {"type": "signature_delta", "signature": self._signature}
+            yield {"type": "content_block_delta", "index": index, "delta": signed}
         yield {"type": "content_block_stop", "index": index}
 
     def ended(self, delta: Delta) -> Iterator[Event]:
@@ -88,6 +94,17 @@ class MessagesFormat(BlockFormat):
             reason = "tool_use" if any(isinstance(part, CallText) for part in parts) else "end_turn"
         return {"stop_reason": reason, "stop_sequence": delta.stop}
 
+    def _block(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, CallText):
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)}
+        block = {"type": _name(part), _name(part): part.text}
+        return block | ({"signature": self._signature} if isinstance(part, Reasoning) else {})
+
+    @property
+    def _signature(self) -> str:
+        """Clients send thoughts back with theirs; nothing here depends on it."""
+        return self.job.api.request_id
+
     def _usage(self) -> dict[str, Any]:
         """Tokens of the prompt that came from the prefix cache are counted apart."""
         usage = self.generation.usage()
@@ -99,10 +116,8 @@ class MessagesFormat(BlockFormat):
         }
 
 
-def _block(part: Part) -> dict[str, Any]:
-    if isinstance(part, CallText):
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)}
-    return {"type": "text", "text": part.text}
+def _name(part: Part) -> str:
+    return "thinking" if isinstance(part, Reasoning) else "text"
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta, ShownToken
-from engine.service.parts import CallText, Part
+from engine.service.parts import CallText, Part, Reasoning
 from engine.service.responses_request import ResponsesOptions
 from engine.service.tokenizer import Tokenizer
 
@@ -46,32 +46,36 @@ class ResponsesFormat(BlockFormat):
 
     def opened(self, index: int, part: Part) -> Iterator[Event]:
         item = self._item(index, part, "in_progress", ())
-        if isinstance(part, CallText):
-            item["arguments"] = ""
-        else:
-            item["content"] = []
+        item["arguments" if isinstance(part, CallText) else "content"] = "" if isinstance(part, CallText) else []
         yield self._event("response.output_item.added", output_index=index, item=item)
         if not isinstance(part, CallText):
-            yield self._event("response.content_part.added", **self._at(index, 0), part=_text("", []))
+            yield self._event("response.content_part.added", **self._at(index, part), part=_content(part, "", []))
 
     def grown(self, index: int, part: Part, delta: Delta) -> Iterator[Event]:
+        at = self._at(index, part)
         if isinstance(part, CallText):
             if part.arguments:
-                yield self._event("response.function_call_arguments.delta", **self._at(index), delta=part.arguments)
-            return
-        self._shown += delta.tokens
-        logprobs = self._logprobs(delta.tokens)
-        yield self._event("response.output_text.delta", **self._at(index, 0), delta=part.text, logprobs=logprobs)
+                yield self._event("response.function_call_arguments.delta", **at, delta=part.arguments)
+        elif isinstance(part, Reasoning):
+            yield self._event("response.reasoning_text.delta", **at, delta=part.text)
+        else:
+            self._shown += delta.tokens
+            logprobs = self._logprobs(delta.tokens)
+            yield self._event("response.output_text.delta", **at, delta=part.text, logprobs=logprobs)
 
     def closed(self, index: int, block: Part, is_whole: bool) -> Iterator[Event]:
+        at = self._at(index, block)
         if isinstance(block, CallText):
             done = {"name": block.name, "arguments": block.arguments}
-            yield self._event("response.function_call_arguments.done", **self._at(index), **done)
+            yield self._event("response.function_call_arguments.done", **at, **done)
         else:
             logprobs = self._logprobs(self._shown)
-            yield self._event("response.output_text.done", **self._at(index, 0), text=block.text, logprobs=logprobs)
-            part = _text(block.text, logprobs)
-            yield self._event("response.content_part.done", **self._at(index, 0), part=part)
+            if isinstance(block, Reasoning):
+                yield self._event("response.reasoning_text.done", **at, text=block.text)
+            else:
+                yield self._event("response.output_text.done", **at, text=block.text, logprobs=logprobs)
+            part = _content(block, block.text, logprobs)
+            yield self._event("response.content_part.done", **at, part=part)
         item = self._item(index, block, "completed" if is_whole else "incomplete", self._shown)
         self._items.append(item)
         self._shown = []
@@ -96,20 +100,24 @@ class ResponsesFormat(BlockFormat):
         self._number += 1
         return {"type": name, "sequence_number": self._number - 1, **fields}
 
-    def _at(self, index: int, content: int | None = None) -> dict[str, Any]:
-        prefix = "fc" if content is None else "msg"
-        where = {"item_id": self._id(prefix, index), "output_index": index}
-        return where if content is None else where | {"content_index": content}
+    def _at(self, index: int, part: Part) -> dict[str, Any]:
+        """Where a block is: which item, and which part of its content, the first and only one."""
+        where: dict[str, Any] = {"item_id": self._id(index, part), "output_index": index}
+        return where if isinstance(part, CallText) else where | {"content_index": 0}
 
-    def _id(self, prefix: str, index: int) -> str:
+    def _id(self, index: int, part: Part) -> str:
+        prefix = "fc" if isinstance(part, CallText) else "rs" if isinstance(part, Reasoning) else "msg"
         return f"{prefix}_{self.job.api.request_id.partition('_')[2]}_{index}"
 
     def _item(self, index: int, part: Part, status: str, shown: Sequence[ShownToken]) -> dict[str, Any]:
+        about = {"id": self._id(index, part), "status": status}
         if isinstance(part, CallText):
-            call = {"type": "function_call", "id": self._id("fc", index), "call_id": part.id, "name": part.name}
-            return call | {"arguments": part.arguments, "status": status}
-        about = {"type": "message", "id": self._id("msg", index), "role": "assistant", "status": status}
-        return about | {"content": [_text(part.text, self._logprobs(shown))]}
+            call = {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": part.arguments}
+            return about | call
+        if isinstance(part, Reasoning):
+            return about | {"type": "reasoning", "summary": [], "content": [_content(part, part.text, [])]}
+        content = [_content(part, part.text, self._logprobs(shown))]
+        return about | {"type": "message", "role": "assistant", "content": content}
 
     def _logprobs(self, shown: Sequence[ShownToken]) -> list[dict[str, Any]]:
         if self.job.api.sampling.logprobs is None:
@@ -122,7 +130,7 @@ class ResponsesFormat(BlockFormat):
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
         }
         found = {"usage": counts, "timings": self.timings()}
@@ -154,5 +162,7 @@ class ResponsesFormat(BlockFormat):
         }
 
 
-def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _content(part: Part, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(part, Reasoning):
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.constraint import Constraint, Grammar, GrammarError, Matcher
+from engine.contracts.request import SamplingParams
 from engine.kernels.transfer import Arriving, download, upload
 from engine.kernels.triton.device import runs_triton
 from engine.plugin_guard.calls import describe_error
+from engine.sampling.reasoning import ReasoningMatcher
 from engine.sampling.sources import MASK
 
 FAILED = "the output cannot follow its grammar: "
@@ -96,14 +98,16 @@ class Constraints:
         self._grammars = grammars
         self._rows: dict[int, MatchedRow] = {}
 
-    def admit(self, row_id: int, grammar: Grammar | None, outputs: Sequence[int], prompt_len: int) -> None:
+    def admit(self, row_id: int, sampling: SamplingParams, outputs: Sequence[int], prompt_len: int) -> None:
         """A request takes a row, or starts again in it: after ``outputs``."""
         self._rows.pop(row_id, None)
-        if grammar is None:
+        grammar, reasoning = sampling.grammar, sampling.reasoning
+        if grammar is None and reasoning is None:
             return
         row = self._rows[row_id] = MatchedRow(prompt_len - 1)
         try:
-            row.matcher = self._grammars.matcher(grammar)
+            answer = None if grammar is None else self._grammars.matcher(grammar)
+            row.matcher = answer if reasoning is None else ReasoningMatcher(reasoning, answer)
             row.advance(outputs)
         except Exception as error:  # a plugin may fail in any way; the request fails, not the admission of others
             row.error = f"{FAILED}{describe_error(error)}"

@@ -39,7 +39,7 @@ class Feature(enum.IntFlag):
     MIN_TOKENS = enum.auto()
     LOGPROBS = enum.auto()
     CONSTRAINED = enum.auto()
-    """By a grammar: logits are masked before they are adjusted."""
+    """By a grammar, or a budget of thoughts: logits are masked before they are adjusted."""
 
     @property
     def adjusts(self) -> bool:
@@ -62,7 +62,7 @@ def features_of(params: SamplingParams, vocab_size: int | None = None) -> Featur
         found |= Feature.MIN_TOKENS
     if params.logprobs is not None:
         found |= Feature.LOGPROBS
-    if params.grammar is not None:
+    if params.grammar is not None or params.reasoning is not None:
         found |= Feature.CONSTRAINED
     return found
 

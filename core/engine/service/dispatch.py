@@ -27,6 +27,7 @@ from engine.service.job import Job
 from engine.service.logs import Repeated
 from engine.service.output import Output
 from engine.service.output_text import OutputText
+from engine.service.parts import PartParser
 from engine.service.replay import choice_problem, replayed
 from engine.service.timings import Written
 from engine.service.validation import choice_seed
@@ -195,14 +196,18 @@ def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
 
 
 def _output(engine: EngineHandle, job: Job, index: int, sampling: SamplingParams, stream: OutputStream) -> Output:
-    tools = job.tools
+    tools, reasoning = job.tools, job.reasoning
+    shows_special = bool((tools and tools.shows_special) or (reasoning and reasoning.shows_special))
     text = OutputText(
         engine.tokenizer,
         job.prompt(index),
         job.api.stop,
         include_stop=bool(job.options.include_stop_str_in_output),
-        skip_special_tokens=job.options.skip_special_tokens is not False and not (tools and tools.shows_special),
+        skip_special_tokens=job.options.skip_special_tokens is not False and not shows_special,
         min_tokens=sampling.min_tokens,
     )
-    parser, wants_logprobs = None if tools is None else tools.parser(), sampling.logprobs is not None
+    parser: PartParser | None = None if tools is None else tools.parser()
+    if reasoning is not None:
+        parser = reasoning.parser(parser)
+    wants_logprobs = sampling.logprobs is not None
     return Output(text, lambda: stream.abort("stop"), index=index, wants_logprobs=wants_logprobs, parser=parser)

@@ -49,6 +49,8 @@ class SequenceRun:
         self._ended_s = 0.0
         self._detokenize_s = 0.0
         self._first_s: float | None = None
+        self._answered_s: float | None = None
+        """When there was something else than thoughts."""
         self._last_s = 0.0
         self._itl_ms: list[tuple[float, int]] = []
 
@@ -60,6 +62,8 @@ class SequenceRun:
                 count, begun_s = len(output.tokens), time.monotonic()
                 delta = output.take(out)
                 self._time(len(output.tokens) - count, begun_s)
+                if self._answered_s is None and delta is not None and delta.answers:
+                    self._answered_s = time.monotonic()
                 if out.finish_reason is not None:
                     self._account(output.finish_reason or "error", out.timings)
                     if delta is None:
@@ -139,6 +143,7 @@ class SequenceRun:
             sent_s=self._sent_s,
             ended_s=self._ended_s,
             first_token_s=self._first_s,
+            answered_s=self._answered_s,
             itl_ms=self._itl_ms,
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.output.tokens),
@@ -153,6 +158,7 @@ class Usage:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
 
 
 class Generation:
@@ -176,6 +182,7 @@ class Generation:
             sum(map(len, prompts)),
             sum([len(run.output.tokens) for run in self._runs]),
             sum([run.account.engine.cached_tokens for run in self._runs[::n] if run.account]),
+            sum([run.output.reasoning_tokens for run in self._runs]),
         )
 
     def account(self) -> Account:

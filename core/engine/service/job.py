@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.contracts.router import ApiRequest
 from engine.service.protocol import GenerationRequest
+from engine.service.reasoning import ReasoningUse
 from engine.service.timings import Arrival
 from engine.service.tools import ToolUse
 
@@ -36,6 +37,8 @@ class Job:
     """The fingerprint of the engine that the request was prepared for."""
     tools: ToolUse | None = None
     """What the output may call."""
+    reasoning: ReasoningUse | None = None
+    """Where the output thinks."""
 
     @property
     def num_sequences(self) -> int:

@@ -69,8 +69,8 @@ class MessagesChoice(msgspec.Struct):
 
 class Thinking(msgspec.Struct):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    """Without effect."""
+    budget_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Most tokens of a thought."""
     display: str | None = None
     """Without effect."""
 
@@ -118,7 +118,8 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 class MessagesOptions(ChatOptions, kw_only=True):
-    """The chat that a request asks for."""
+    """The chat that a request asks for. The model thinks where the client asks for it; thoughts that it did not ask for
+    are left out."""
 
     kind = "messages"
     id_prefix = "msg_"
@@ -130,6 +131,7 @@ def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]
     choice = request.tool_choice or MessagesChoice("auto")
     config = request.output_config or OutputConfig()
     form = config.format or request.output_format
+    thinks = request.thinking is not None and request.thinking.type != "disabled"
     described = None if form is None else ResponseFormat("json_schema", JsonSchemaFormat(form.schema))
     fields = common(request)
     if request.user is None and request.metadata is not None:
@@ -139,7 +141,9 @@ def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]
         max_tokens=getattr(request, "max_tokens", None),
         stop=getattr(request, "stop_sequences", None),
         chat_template_kwargs=request.chat_template_kwargs,
-        enable_thinking=None if request.thinking is None else request.thinking.type != "disabled",
+        enable_thinking=thinks,
+        include_reasoning=thinks,
+        thinking_token_budget=request.thinking.budget_tokens if request.thinking and thinks else None,
         reasoning_effort=config.effort,
         tools=_tools(request.tools or []),
         tool_choice=_choice(choice),

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.contracts.constraint import Grammar
-from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
+from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, ReasoningTokens, SamplingParams
 
 Count = Annotated[int, Meta(ge=0)]
 Finite = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -37,6 +37,7 @@ class _Ranges(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Count | None = None
     prompt_logprobs: Count | None = None
     grammar: Grammar | None = None
+    reasoning: ReasoningTokens | None = None
 
 
 def checked_sampling(sampling: Mapping[str, Any], vocab_size: int) -> SamplingParams:

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.service.output_text import OutputText
-from engine.service.parts import Part, PartParser, Text, merged
+from engine.service.parts import Part, PartParser, Reasoning, Text, merged
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
 
@@ -43,6 +43,11 @@ class Delta(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """What a reader sees: the text parts, without reasoning and tool calls."""
         return "".join([part.text for part in self.parts if isinstance(part, Text)])
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is something else than thoughts."""
+        return any(not isinstance(part, Reasoning) for part in self.parts)
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -81,6 +86,8 @@ class Output:
         self.stop_token: int | None = None
         self.failure = ""
         """Why the output ended otherwise; empty if it did not."""
+        self.reasoning_tokens = 0
+        """Of :attr:`tokens`, those of what the model thought, and the one that began it."""
         self._text = text
         self._on_stop = on_stop
         self._index = index
@@ -95,22 +102,23 @@ class Output:
         set."""
         if out.prompt_logprobs:
             self.prompt_logprobs = out.prompt_logprobs
-        text = "" if self._text.stopped else self._feed(out)
+        parts = [] if self._text.stopped else self._feed(out)
         if out.finish_reason is not None:
-            text += self._end(out)
-            return None if self.failure else self._delta(self._parts(text, final=True), self._release())
-        shown, parts = self._release(), self._parts(text)
-        return self._delta(parts, shown) if parts or shown else None
+            parts += self._parts(self._end(out))
+            if self._parser is not None:
+                parts += self._parser.finish()
+            return None if self.failure else self._delta(merged(parts), self._release())
+        shown = self._release()
+        return self._delta(merged(parts), shown) if parts or shown else None
 
-    def _parts(self, text: str, final: bool = False) -> tuple[Part, ...]:
-        if self._parser is None:
-            return (Text(text),) if text else ()
-        found = self._parser.feed(text) if text else ()
-        return merged([*found, *self._parser.finish()]) if final else found
+    def _parts(self, text: str) -> Sequence[Part]:
+        if not text:
+            return ()
+        return (Text(text),) if self._parser is None else self._parser.feed(text)
 
-    def _feed(self, out: TokensOut) -> str:
-        """Count the new tokens; returns the text they make visible."""
-        text: list[str] = []
+    def _feed(self, out: TokensOut) -> list[Part]:
+        """Count the new tokens; returns the parts that they make visible."""
+        parts: list[Part] = []
         for i, token in enumerate(out.tokens):
             self.tokens.append(token)
             logprobs = out.logprobs[i] if i < len(out.logprobs) else None
@@ -119,13 +127,15 @@ class Output:
             if token == out.stop_token and i == len(out.tokens) - 1:
                 self.stop_token = token
                 break
-            text.append(self._show(token, logprobs))
+            parts += self._parts(self._show(token, logprobs))
+            if self._parser is not None and self._parser.is_reasoning:
+                self.reasoning_tokens = len(self.tokens)
             if self._text.stopped:
                 # Later tokens of the same step never happened, as far as the client can tell.
                 if out.finish_reason is None:
                     self._on_stop()
                 break
-        return "".join(text)
+        return parts
 
     def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
         offset = self._text.detokenized

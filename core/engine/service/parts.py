@@ -16,7 +16,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """A part that is what the model thinks before it answers. No parser makes any yet."""
+    """A part that is what the model thinks before it answers."""
 
     text: str
 
@@ -38,6 +38,11 @@ Part = Text | Reasoning | CallText
 
 class PartParser(Protocol):
     """Finds the parts in the visible text of an output as it grows."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """The output thinks at the moment."""
+        ...
 
     def feed(self, text: str) -> tuple[Part, ...]:
         """The parts that become certain with more text."""
@@ -73,3 +78,8 @@ def _as_one(run: list[Part]) -> Part:
     if isinstance(first, CallText):
         return replace(first, arguments="".join([part.arguments for part in run if isinstance(part, CallText)]))
     return replace(first, text="".join([part.text for part in run if not isinstance(part, CallText)]))
+
+
+def overlap(text: str, sought: str) -> int:
+    """Length of the longest end of ``text`` that begins ``sought``, and is not all of it."""
+    return next((n for n in range(min(len(sought) - 1, len(text)), 0, -1) if sought.startswith(text[-n:])), 0)

@@ -21,6 +21,7 @@ from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
 from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
 from engine.service.protocol import GenerationRequest
+from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens, reasoning_use
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
 from engine.service.tools import ToolUse, tool_grammar, tool_use
@@ -136,13 +137,14 @@ def make_job(
     least = engine.plan.settings.server.least_priority
     if options.priority is not None and options.priority < least:
         raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
+    use = reasoning_use(options, engine.tokenizer, engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
     api = ApiRequest(
         request_id=f"{options.id_prefix}{uuid.uuid4().hex}",
         kind=options.kind,
         model=engine.model,
         prompts=prompts.tokens,
         n=options.num_choices(),
-        sampling=_sampling(engine, options, prompts.tokens, shape.grammar),
+        sampling=_sampling(engine, options, prompts.tokens, shape.grammar, use),
         cache_salt=options.cache_salt or "",
         stop=stop_strings(options),
         stream=bool(options.stream),
@@ -150,7 +152,7 @@ def make_job(
         fields=_fields(options),
     )
     check_echoed_logprobs(api)
-    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint, shape.tools)
+    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint, shape.tools, use)
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:
@@ -159,11 +161,16 @@ def _fields(options: GenerationRequest) -> dict[str, Any]:
 
 
 def _sampling(
-    engine: EngineHandle, options: GenerationRequest, prompts: tuple[tuple[int, ...], ...], grammar: Grammar | None
+    engine: EngineHandle,
+    options: GenerationRequest,
+    prompts: tuple[tuple[int, ...], ...],
+    grammar: Grammar | None,
+    use: ReasoningUse | None,
 ) -> SamplingParams:
     asked, param = options.asked_tokens()
     most = engine.max_len
     if options.fits_output and asked is not None:
         asked = min(asked, max(most - min(map(len, prompts)), 1))
     limit = max(output_limit(asked, len(prompt), most, options.default_tokens, param) for prompt in prompts)
-    return sampling_params(options, limit, engine.vocab_size, grammar)
+    reasoning = reasoning_tokens(options, use, engine.tokenizer, grammar)
+    return sampling_params(options, limit, engine.vocab_size, grammar, reasoning)

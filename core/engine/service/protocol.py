@@ -290,6 +290,10 @@ class ChatOptions(GenerationRequest, kw_only=True):
     enable_thinking: bool | None = None
     think: bool | Effort | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    """False: the answer leaves out what the model thought."""
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Most tokens of a thought."""
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -48,6 +48,8 @@ class Account:
     prompt_tokens: int
     output_tokens: int
     detokenize_ms: float = 0.0
+    ttfo_ms: float = 0.0
+    """Until the first text or call that is no thought was there; 0: there was none."""
 
     def spans(self) -> dict[str, float]:
         """Milliseconds of each span, by name, in order."""
@@ -118,6 +120,7 @@ class Account:
             "detokenize_ms": self.detokenize_ms,
             "total_ms": self.total_ms,
             "ttft_ms": self.ttft_ms,
+            "ttfo_ms": self.ttfo_ms,
             "tpot_ms": self.tpot_ms,
             "itl_ms": itl_summary(self.itl_ms),
             "cached_tokens": self.engine.cached_tokens,
@@ -165,6 +168,7 @@ def make_account(
     sent_s: float,
     ended_s: float,
     first_token_s: float | None,
+    answered_s: float | None = None,
     itl_ms: Sequence[tuple[float, int]],
     prompt_tokens: int,
     output_tokens: int,
@@ -176,6 +180,7 @@ def make_account(
     received_s = arrival.received_s
     total = (ended_s - received_s) * 1e3
     ttft = 0.0 if first_token_s is None else (first_token_s - received_s) * 1e3
+    ttfo = 0.0 if answered_s is None else (answered_s - received_s) * 1e3
     dispatch = deliver = 0.0
     if engine.submitted_s:  # on the same clock, as long as both processes are on one machine
         dispatch = (engine.submitted_s - sent_s) * 1e3
@@ -191,6 +196,7 @@ def make_account(
         deliver_ms=round(deliver, 3),
         total_ms=round(total, 3),
         ttft_ms=round(ttft, 3),
+        ttfo_ms=round(ttfo, 3),
         itl_ms=tuple(itl_ms),
         engine=engine,
         prompt_tokens=prompt_tokens,

@@ -176,6 +176,11 @@ class Tokenizer:
             raise TokenizerError(f"model.path={path}: {error}") from None
         return tokenizer
 
+    def id_of(self, text: str) -> int | None:
+        """The token that is this text, if one is."""
+        found: int | None = self._parse.token_to_id(text)
+        return found
+
     def check_ids(self, plain: int, vocab_size: int | None) -> None:
         """Raise :class:`CheckpointError` for ids far beyond the model's. ``plain``: the largest of plain text."""
         if vocab_size is not None and (plain >= vocab_size or self.largest_id >= vocab_size + SPARE_TOKENS):

@@ -10,12 +10,14 @@ import json
 import secrets
 from collections.abc import Iterator
 
-from engine.service.parts import CallText, Part, Text, merged
+from engine.service.parts import CallText, Part, Text, merged, overlap
 from engine.service.tool_syntax import CallSyntax
 
 
 class ToolParser:
     """Feed it the visible text of an output, then :meth:`finish`."""
+
+    is_reasoning = False
 
     def __init__(self, syntax: CallSyntax, names: frozenset[str], most: int | None = None) -> None:
         """``names``: of the functions on offer; without tags only they are calls. ``most``: calls, others are left
@@ -83,7 +85,7 @@ class ToolParser:
             if not self._in_list:
                 self._begin(0)
         elif not final:
-            yield from self._shown(len(self._held) - _overlap(self._held, opens))
+            yield from self._shown(len(self._held) - overlap(self._held, opens))
         else:
             yield from self._shown(len(self._held))
 
@@ -298,8 +300,3 @@ class _Call:
         if done is None and self.index is None:
             return "{}"  # it was called without arguments
         return done
-
-
-def _overlap(text: str, sought: str) -> int:
-    """Length of the longest end of ``text`` that begins ``sought``."""
-    return next((n for n in range(min(len(sought) - 1, len(text)), 0, -1) if sought.startswith(text[-n:])), 0)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.contracts.constraint import Grammar
-from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
+from engine.contracts.request import MAX_BIASED_TOKENS, ReasoningTokens, SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.service.errors import ApiError, bad_request
 from engine.service.protocol import (
@@ -34,7 +34,11 @@ T = TypeVar("T", tuple[int, ...], list[int])
 
 
 def sampling_params(
-    request: GenerationRequest, max_tokens: int, vocab_size: int, grammar: Grammar | None = None
+    request: GenerationRequest,
+    max_tokens: int,
+    vocab_size: int,
+    grammar: Grammar | None = None,
+    reasoning: ReasoningTokens | None = None,
 ) -> SamplingParams:
     """``max_tokens`` is already resolved, ``grammar`` checked. Raises :class:`ApiError` ``invalid`` for what types and
     ranges could not say."""
@@ -62,6 +66,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=logprobs if request.echoes else None,
         grammar=grammar,
+        reasoning=reasoning,
     )
 
 
