@@ -20,6 +20,7 @@ from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import SYNTAXES as CALLS
 
 THINK = SYNTAXES[0]
+TAGGED = next(syntax for syntax in CALLS if syntax.name == "tagged")
 QWEN = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{{ content.split('</think>')[-1] }}"
 
 
@@ -78,7 +79,7 @@ def test_calls_are_found_in_the_answer_and_not_in_the_thought() -> None:
     said = '<tool_call>{"name": "a"}</tool_call>'
     text = f'<think>I may {said}</think>\n<tool_call>{{"name": "b", "arguments": {{}}}}</tool_call>'
     for pieces in ([text], list(text)):
-        thought, call = parts(pieces, "before", ToolParser(CALLS[0], frozenset("ab")))
+        thought, call = parts(pieces, "before", ToolParser(TAGGED, {"a": {}, "b": {}}))
         assert thought == Reasoning(f"I may {said}")
         assert isinstance(call, CallText) and (call.name, call.arguments) == ("b", "{}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,15 @@ from engine.service.parts import CallText, Part, Text
 from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import SYNTAXES, CallSyntax, syntax_of
 
-NAMES = frozenset({"add", "get_weather"})
+CITY = {"city": {"type": "string"}, "n": {"type": "integer"}, "tags": {"type": "array"}}
+FUNCTIONS: dict[str, dict[str, Any]] = {"add": {}, "get_weather": {"type": "object", "properties": CITY}}
 BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
 Found = tuple[str, list[tuple[str, str]]]
 """Text for the reader, and names and arguments of calls."""
 
 
 def parsed(syntax: CallSyntax, pieces: Sequence[str], most: int | None = None) -> Found:
-    parser = ToolParser(syntax, NAMES, most)
+    parser = ToolParser(syntax, FUNCTIONS, most)
     parts: list[Part] = []
     for piece in pieces:
         parts += parser.feed(piece)
@@ -83,6 +85,65 @@ CASES: list[tuple[str, str, Found]] = [
     ("bare", 'It is {"name": "add", "parameters": {}}', ('It is {"name": "add", "parameters": {}}', [])),
     ("bare", '{"type": "function", "name": "add", "parameters": {}}', ("", [("add", "{}")])),
     ("bare", "{}", ("{}", [])),
+    ("named", f"Wait. [TOOL_CALLS]add[ARGS]{ADD}", ("Wait. ", [("add", ADD)])),
+    (
+        "named",
+        f"[TOOL_CALLS]add[CALL_ID]abc123[ARGS] {ADD}[TOOL_CALLS]get_weather[ARGS]{WEATHER}",
+        ("", [("add", ADD), ("get_weather", WEATHER)]),
+    ),
+    ("named", "[TOOL_CALLS]add and no arguments", ("[TOOL_CALLS]add and no arguments", [])),
+    ("named", "[TOOL_CALLS]add[ARGS]none", ("[TOOL_CALLS]add[ARGS]none", [])),
+    ("named", '[TOOL_CALLS]add[ARGS]{"a": "cut', ("", [("add", '{"a": "cut')])),
+    ("token_listed", f'<|tool_call|>[{{"name": "add", "arguments": {ADD}}}]', ("", [("add", ADD)])),
+    (
+        "separated",
+        f"So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{ADD}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{WEATHER}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("So.", [("add", ADD), ("get_weather", WEATHER)]),
+    ),
+    (
+        "fenced",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{ADD}\n```<｜tool▁call▁end｜>\n"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("", [("add", ADD), ("add", "{}")]),
+    ),
+    (
+        "sections",
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{ADD}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        ("", [("add", ADD)]),
+    ),
+    (
+        "functions",
+        'Wait.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nBrünn "x"\n\n</parameter>\n<parameter=n>\n12\n'
+        '</parameter>\n<parameter=tags>\n[1, "a"]\n</parameter>\n<parameter=other>\n007\n</parameter>\n'
+        "</function>\n</tool_call>\n<tool_call><function=add></function></tool_call>",
+        (
+            "Wait.\n",
+            [
+                ("get_weather", '{"city": "Brünn \\"x\\"\\n", "n": 12, "tags": [1, "a"], "other": "007"}'),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    (
+        "functions",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n12",
+        ("", [("get_weather", '{"city": "12')]),
+    ),
+    ("functions", "<tool_call>\n<b>no</b>", ("<tool_call>\n<b>no</b>", [])),
+    (
+        "functions",
+        "<tool_call><function=get_weather><parameter=city>a</parameter>and on",
+        ("and on", [("get_weather", '{"city": "a"}')]),
+    ),
+    (
+        "pairs",
+        "Wait.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>a < b</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>true</arg_value>\n</tool_call><tool_call>add\n</tool_call>",
+        ("Wait.", [("get_weather", '{"city": "a < b", "n": true}'), ("add", "{}")]),
+    ),
+    ("pairs", "<tool_call>add</tool_call>", ("", [("add", "{}")])),
 ]
 
 
@@ -101,7 +162,7 @@ def test_calls_are_found_however_the_text_is_cut(name: str, text: str, found: Fo
 
 
 def test_arguments_are_passed_on_as_they_are_written() -> None:
-    parser = ToolParser(BY_NAME["tagged"], NAMES)
+    parser = ToolParser(BY_NAME["tagged"], FUNCTIONS)
     pieces = ['<tool_call>{"name": "add", "argu', 'ments": {"a"', ": 1", "2}}</tool_call>"]
     seen = [[part.arguments for part in parser.feed(piece) if isinstance(part, CallText)] for piece in pieces]
     assert seen == [[], ['{"a"'], [": 1"], ["2}"]]
@@ -128,12 +189,23 @@ def test_mutated_outputs_lose_no_text_and_cuts_change_nothing(name: str) -> None
         whole = parsed(syntax, [text])
         assert parsed(syntax, list(text)) == whole, text
         if not whole[1]:
-            assert whole[0] == text
+            assert without(syntax.wraps, whole[0]) == without(syntax.wraps, text)
+
+
+def without(texts: Sequence[str], found: str) -> str:
+    for text in texts:
+        found = found.replace(text, "")
+    return found
 
 
 def test_the_syntax_is_told_by_the_template() -> None:
     assert syntax_of("{{ '<tool_call>' }}") is BY_NAME["tagged"]
     assert syntax_of("[TOOL_CALLS]") is BY_NAME["listed"]
+    assert syntax_of("[TOOL_CALLS][ARGS]") is BY_NAME["named"]
+    assert syntax_of("<tool_call>\n<function=") is BY_NAME["functions"]
+    assert syntax_of("<tool_call><arg_key>") is BY_NAME["pairs"]
+    assert syntax_of("<｜tool▁sep｜>") is BY_NAME["separated"]
+    assert syntax_of("<｜tool▁sep｜>\n```json") is BY_NAME["fenced"]
     assert syntax_of('{"name": x, "parameters": y}') is BY_NAME["bare"]
     assert syntax_of("{{ messages }}") is None
     assert json.loads(ADD) and json.loads(WEATHER)

@@ -78,7 +78,7 @@ def test_a_described_output_stands_beside_calls_that_may_be_made(tokenizer: Toke
 
 def test_tools_are_found_in_the_output_unless_none_may_be_called(tokenizer: Tokenizer) -> None:
     use = tool_use(request(tools=TOOLS), tokenizer)
-    assert use is not None and use.names == {"add", "now"} and use.most is None and not use.is_named
+    assert use is not None and use.functions.keys() == {"add", "now"} and use.most is None and not use.is_named
     assert tool_use(request(tools=TOOLS, tool_choice="none"), tokenizer) is None
     assert tool_use(request(tools=[]), tokenizer) is None and tool_use(request(), tokenizer) is None
     named = tool_use(request(tools=TOOLS, tool_choice=NAMED), tokenizer)

@@ -32,12 +32,18 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
     schemas: tuple[dict[str, Any], ...]
     """Of the objects; each call is of one of them."""
+    begins: tuple[tuple[str | int, ...], ...] = ()
+    """For each schema, what stands before its object: texts, and special tokens by id. Empty: nothing."""
+    is_free: bool = False
+    """What follows ``begins`` is not described: the model writes no JSON there."""
     opens: str = ""
     """Before each call; with ``listed`` once, before the array of them."""
     opens_token: int | None = None
     """``opens`` is this special token."""
     closes: str = ""
     """After each call."""
+    closes_token: int | None = None
+    """``closes`` is this special token."""
     listed: bool = False
     """The calls are a JSON array."""
     several: bool = False

@@ -6,10 +6,11 @@ none is text: nothing is lost. The arguments of a call are passed on as the mode
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from engine.service.call_readers import CallReader, reader_of
 from engine.service.parts import CallText, Part, Text, merged, overlap
 from engine.service.tool_syntax import CallSyntax
 
@@ -19,17 +20,17 @@ class ToolParser:
 
     is_reasoning = False
 
-    def __init__(self, syntax: CallSyntax, names: frozenset[str], most: int | None = None) -> None:
-        """``names``: of the functions on offer; without tags only they are calls. ``most``: calls, others are left
-        out."""
+    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], most: int | None = None) -> None:
+        """``functions``: those on offer, by name, with the schemas of their parameters; without tags only they are
+        calls. ``most``: calls, others are left out."""
         self._syntax = syntax
-        self._names = None if syntax.opens else names
+        self._functions = functions
         self._most = most
         self.num_calls = 0
         """Calls so far, finished or not."""
         self._held = ""
         """Text that may turn out to be the beginning of ``opens``, ``closes`` or a call."""
-        self._call: _Call | None = None
+        self._call: CallReader | None = None
         self._in_list = False
         self._closing = False
         """A call has ended: ``closes``, white space or the next of a list may follow."""
@@ -76,8 +77,13 @@ class ToolParser:
                 self._lead = "" if self._after_call else self._held[:start]
                 self._begin(start)
             return
+        wraps = [(found, text) for text in self._syntax.wraps if (found := self._held.find(text)) >= 0]
         at = self._held.find(opens)
-        if at >= 0:
+        if wraps and (at < 0 or min(wraps)[0] < at):
+            found, text = min(wraps)
+            yield from self._shown(found)
+            self._held = self._held[len(text) :]
+        elif at >= 0:
             yield from self._shown(at)
             self._held, self._lead = self._held[len(opens) :], opens
             self._in_list = self._syntax.listed
@@ -85,7 +91,8 @@ class ToolParser:
             if not self._in_list:
                 self._begin(0)
         elif not final:
-            yield from self._shown(len(self._held) - overlap(self._held, opens))
+            sought = (opens, *self._syntax.wraps)
+            yield from self._shown(len(self._held) - max([overlap(self._held, text) for text in sought]))
         else:
             yield from self._shown(len(self._held))
 
@@ -100,9 +107,9 @@ class ToolParser:
 
     def _begin(self, at: int) -> None:
         self._held = self._held[at:]
-        self._call = _Call(self._syntax.arguments, self._names)
+        self._call = reader_of(self._syntax, self._functions)
 
-    def _read_call(self, call: _Call, final: bool) -> Iterator[Part]:
+    def _read_call(self, call: CallReader, final: bool) -> Iterator[Part]:
         text, self._held = self._held, ""
         is_kept = self._most is None or call.index is not None or self.num_calls < self._most
         for piece in call.feed(text):
@@ -149,154 +156,3 @@ class ToolParser:
             self._held, self._closing = rest[len(closes) :], False
         elif final or (rest and not closes.startswith(rest)):
             self._closing, self._at_start, self._held = False, not closes, rest
-
-
-class _Call:
-    """The JSON object of one call."""
-
-    def __init__(self, arguments: str, names: frozenset[str] | None) -> None:
-        self._key_of_arguments = arguments
-        self._names = names
-        self.raw = ""
-        """All of it, as long as it may turn out to be none."""
-        self.name = ""
-        self.index: int | None = None
-        """Once it is certain that it is one."""
-        self.ended = self.failed = False
-        self.rest = ""
-        """What follows its end."""
-        self._depth = 0
-        self._string = self._escaped = False
-        self._token = ""
-        """The key or value at the first level that is being read."""
-        self._key: str | None = None
-        self._value_begun = False
-        self._arguments: str | None = None
-        """Read before the name."""
-
-    def feed(self, text: str) -> Iterator[str]:
-        """Pieces of the arguments; the first may be empty and says that this is a call."""
-        piece = ""
-        for at, character in enumerate(text):
-            if self.index is None:
-                self.raw += character
-            step = self._step(character)
-            if self.failed:
-                # Of a call that is one already, what follows is no part.
-                self.rest = text[at + 1 :] if self.index is None else text[at:]
-                self.ended = self.index is not None
-                break
-            if step is not None:
-                piece += step
-                if self.index is None:
-                    yield piece  # the caller gives it a number
-                    piece = ""
-            if self.ended:
-                self.rest = text[at + 1 :]
-                break
-        if piece:
-            yield piece
-
-    def _step(self, character: str) -> str | None:
-        """What is new of the arguments; ``None``: nothing, and no more is certain than before."""
-        if self._depth == 0:
-            if character == "{":
-                self._depth = 1
-            elif not character.isspace():
-                self.failed = True
-            return None
-        in_value = self._key is not None and self._value_begun
-        if self._string:
-            self._token += character
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._string = False
-                if self._depth == 1 and self._key is None:
-                    self._end_key()
-                    return None
-            return self._streamed(character) if in_value else None
-        if self._depth == 1 and not in_value:
-            return self._between(character)
-        if character == '"':
-            self._string = True
-        if self._depth == 1 and character in ",}":
-            done = self._end_value()
-            if character == "}" and not self.failed:
-                return self._end(done)
-            return done
-        self._depth += (character in "{[") - (character in "}]")
-        if self._depth == 0 and character == "]":
-            self.failed = True
-            return None
-        self._token += character
-        return self._streamed(character)
-
-    def _between(self, character: str) -> str | None:
-        """Keys, colons and commas of the first level."""
-        if self._key is None:
-            if character == '"':
-                self._string, self._token = True, '"'
-            elif character == "}":
-                return self._end(None)
-            elif not character.isspace() and character != ",":
-                self.failed = True
-            return None
-        if character == ":" or character.isspace():
-            return None
-        self._value_begun, self._token = True, character
-        self._string = character == '"'
-        self._depth += character in "{["
-        return self._streamed(character)
-
-    def _end_key(self) -> None:
-        try:
-            self._key = str(json.loads(self._token))
-        except ValueError:
-            self.failed = True
-        self._token, self._value_begun = "", False
-
-    @property
-    def _streams(self) -> bool:
-        """The value being read is what the arguments are, of a call whose name is known."""
-        return self._key == self._key_of_arguments and bool(self.name) and not self._token.startswith('"')
-
-    def _streamed(self, character: str) -> str | None:
-        return character if self._streams else None
-
-    def _end_value(self) -> str | None:
-        """At the comma or bracket after a value of the first level."""
-        key, token = self._key, self._token.strip()
-        streamed = self._streams
-        self._key, self._token, self._value_begun = None, "", False
-        if streamed:
-            return None
-        try:
-            value = json.loads(token)
-        except ValueError:
-            self.failed = self.index is None
-            return None
-        if key == "name":
-            if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
-                self.failed = True
-                return None
-            self.name = value
-            found, self._arguments = self._arguments, None
-            return found
-        if key == self._key_of_arguments:
-            text = value if isinstance(value, str) else token
-            if self.name:
-                return text
-            self._arguments = text
-        return None
-
-    def _end(self, done: str | None) -> str | None:
-        if not self.name:
-            self.failed = True
-            return None
-        self.ended = True
-        if done is None and self.index is None:
-            return "{}"  # it was called without arguments
-        return done

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +16,13 @@ from engine.contracts.constraint import CallsGrammar, Grammar
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """A call is a JSON object ``{"name": ..., ARGUMENTS: {...}}`` after ``opens``."""
+    """How a call stands after ``opens``. By ``form``:
+
+    * ``object``: a JSON object ``{"name": ..., ARGUMENTS: {...}}``;
+    * ``named``: ``before_name`` perhaps, the name, ``after_name``, the arguments as a JSON object;
+    * ``marked``: ``before_name``, the name, ``after_name``, and for each parameter its name and value between
+      ``before_key``, ``after_key``, ``before_value`` and ``after_value``, then ``ends``.
+    """
 
     name: str
     marker: str
@@ -25,17 +31,63 @@ class CallSyntax:
     """Before each call, or with ``listed`` before all; empty: an output that begins with a call has them."""
     closes: str = ""
     """After each call."""
+    form: Literal["object", "named", "marked"] = "object"
     arguments: str = "arguments"
     listed: bool = False
     """The calls are an array."""
+    wraps: tuple[str, ...] = ()
+    """Around all calls; no text for the reader."""
+    before_name: str = ""
+    after_name: str = ""
+    before_key: str = ""
+    after_key: str = ""
+    before_value: str = ""
+    after_value: str = ""
+    ends: str = ""
+
+    @property
+    def takes_end(self) -> bool:
+        """``ends`` is not ``closes``, which follows."""
+        return self.ends != self.closes
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Those that may be special tokens."""
+        found = (self.opens, self.closes, self.before_name, self.after_name, *self.wraps)
+        return tuple([text for text in found if text])
 
 
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 SYNTAXES = (
+    CallSyntax(
+        "functions", "<function=", "<tool_call>", "</tool_call>", "marked", before_name="<function=", after_name=">",
+        before_key="<parameter=", after_key=">", after_value="</parameter>", ends="</function>",
+    ),
+    CallSyntax(
+        "pairs", "<arg_key>", "<tool_call>", "</tool_call>", "marked", before_key="<arg_key>", after_key="</arg_key>",
+        before_value="<arg_value>", after_value="</arg_value>", ends="</tool_call>",
+    ),
+    CallSyntax(
+        "fenced", "```json", "<｜tool▁call▁begin｜>", "```<｜tool▁call▁end｜>", "named", wraps=_DEEPSEEK,
+        before_name="function<｜tool▁sep｜>", after_name="\n```json\n",
+    ),
+    CallSyntax(
+        "separated", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "named", wraps=_DEEPSEEK,
+        after_name="<｜tool▁sep｜>",
+    ),
+    CallSyntax(
+        "sections", "<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", "named", wraps=_KIMI,
+        before_name="functions.", after_name="<|tool_call_argument_begin|>",
+    ),
     CallSyntax("tagged", "<tool_call>", "<tool_call>", "</tool_call>"),
+    CallSyntax("named", "[ARGS]", "[TOOL_CALLS]", form="named", after_name="[ARGS]"),
     CallSyntax("listed", "[TOOL_CALLS]", "[TOOL_CALLS]", listed=True),
+    CallSyntax("token_listed", "<|tool_call|>", "<|tool_call|>", listed=True),
     CallSyntax("bare", '"parameters"', arguments="parameters"),
-)
-"""Looked for in this order. Calls in other syntaxes are text."""
+)  # fmt: skip
+"""Looked for in this order: Qwen3-Coder and Qwen 3.5; GLM 4.5; DeepSeek V3 and R1; DeepSeek V3.1; Kimi K2; Hermes, Qwen
+2.5 and 3; Mistral from v11 on; Mistral before; Granite 3 and Phi-4-mini; Llama 3. Calls in other syntaxes are text."""
 
 
 def syntax_of(template: str) -> CallSyntax | None:
@@ -53,11 +105,18 @@ def call_grammar(
 ) -> Grammar:
     """Of outputs that call one of ``functions`` (``name``, ``parameters``), or ``several`` times any of them.
     ``otherwise``: a schema of outputs that need not. ``special_ids``: special tokens by their text."""
+    begins: tuple[tuple[str | int, ...], ...] = ()
+    if syntax.form != "object":
+        around = [[syntax.before_name, str(function["name"]), syntax.after_name] for function in functions]
+        begins = tuple([tuple([special_ids.get(text, text) for text in texts if text]) for texts in around])
     calls = CallsGrammar(
         schemas=tuple([_call_schema(syntax, function) for function in functions]),
+        begins=begins,
+        is_free=syntax.form == "marked",
         opens=syntax.opens,
         opens_token=special_ids.get(syntax.opens),
         closes=syntax.closes,
+        closes_token=special_ids.get(syntax.closes),
         listed=syntax.listed,
         several=several and bool(syntax.opens),
         otherwise=otherwise,
@@ -66,8 +125,8 @@ def call_grammar(
 
 
 def _call_schema(syntax: CallSyntax, function: Mapping[str, Any]) -> dict[str, Any]:
-    properties = {
-        "name": {"const": function["name"]},
-        syntax.arguments: function.get("parameters") or {"type": "object"},
-    }
+    parameters = function.get("parameters") or {"type": "object"}
+    if syntax.form != "object":
+        return dict(parameters)
+    properties = {"name": {"const": function["name"]}, syntax.arguments: parameters}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}

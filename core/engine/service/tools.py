@@ -21,7 +21,8 @@ class ToolUse:
     """How the calls in a request's output are found."""
 
     syntax: CallSyntax
-    names: frozenset[str]
+    functions: Mapping[str, Mapping[str, Any]]
+    """Schemas of the parameters, by the name of the function."""
     most: int | None
     """Calls that are kept; ``None``: all."""
     shows_special: bool
@@ -30,7 +31,7 @@ class ToolUse:
     """One function must be called, as the client said: the output ends with ``stop``."""
 
     def parser(self) -> ToolParser:
-        return ToolParser(self.syntax, self.names, self.most)
+        return ToolParser(self.syntax, self.functions, self.most)
 
 
 def functions_of(options: ChatOptions) -> list[dict[str, Any]]:
@@ -64,8 +65,9 @@ def tool_use(options: GenerationRequest, tokenizer: Tokenizer) -> ToolUse | None
         raise bad_request("tools: this model's chat template has no syntax of calls that this server reads.", "tools")
     is_named = isinstance(options.tool_choice, ToolChoice)
     most = 1 if options.parallel_tool_calls is False or is_named else None
-    names = frozenset(function["name"] for function in functions)
-    return ToolUse(syntax, names, most, syntax.opens in tokenizer.special_ids, is_named)
+    schemas = {function["name"]: function.get("parameters") or {} for function in functions}
+    shows_special = not tokenizer.special_ids.keys().isdisjoint(syntax.texts)
+    return ToolUse(syntax, schemas, most, shows_special, is_named)
 
 
 def tool_grammar(

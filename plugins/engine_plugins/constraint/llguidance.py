@@ -118,9 +118,20 @@ def _lark_of(calls: CallsGrammar) -> str:
     def schema(found: dict[str, Any]) -> str:
         return f"%json {json.dumps({**found, 'x-guidance': _COMPACT})}"
 
-    opens = json.dumps(calls.opens) if calls.opens_token is None else f"<[{calls.opens_token}]>"
-    rules = [f"call{i}: {schema(found)}" for i, found in enumerate(calls.schemas)]
-    one = f"{opens} line call line {json.dumps(calls.closes)}" if calls.opens and not calls.listed else "call"
+    def fixed(text: str | int) -> str:
+        return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else f"<[{text}]>"
+
+    opens = fixed(calls.opens if calls.opens_token is None else calls.opens_token)
+    closes = fixed(calls.closes if calls.closes_token is None else calls.closes_token)
+    begins = [[fixed(each) for each in texts] for texts in calls.begins] or [[]] * len(calls.schemas)
+    follows = ["free" if calls.is_free else schema(found) for found in calls.schemas]
+    rules = [
+        f"call{i}: {' '.join([*begin, rest])}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))
+    ]
+    between = "call line " + closes if calls.closes and not calls.is_free else "call"
+    one = f"{opens} line {between}" if calls.opens and not calls.listed else "call"
+    if calls.is_free:
+        rules.append("free: /(?s:.*)/")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
     if calls.otherwise is not None:

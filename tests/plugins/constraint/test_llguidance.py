@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from engine.contracts.constraint import Grammar
+from engine.service.parts import CallText, merged
+from engine.service.tool_parser import ToolParser
+from engine.service.tool_syntax import SYNTAXES, CallSyntax, call_grammar
 from engine.testing.constraint import ConstraintConformance
 from engine_plugins.constraint.llguidance import LLGuidance, LLGuidanceConfig
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+OF_A_CALL = {
+    "functions": "<tool_call>\n<function=look_up>\n<parameter=city>\nBrno\n</parameter>\n</function>\n</tool_call>",
+    "pairs": "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Brno</arg_value>\n</tool_call>",
+    "fenced": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜>',
+    "separated": '<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"city": "Brno"}<｜tool▁call▁end｜>',
+    "sections": '<|tool_call_begin|>functions.look_up<|tool_call_argument_begin|>{"city": "Brno"}<|tool_call_end|>',
+    "tagged": '<tool_call>\n{"name": "look_up", "arguments": {"city": "Brno"}}\n</tool_call>',
+    "named": '[TOOL_CALLS]look_up[ARGS]{"city": "Brno"}',
+    "listed": '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Brno"}}]',
+    "token_listed": '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Brno"}}]',
+    "bare": '{"name": "look_up", "parameters": {"city": "Brno"}}',
+}
 
 
 class TestLLGuidance(ConstraintConformance):
@@ -23,3 +42,20 @@ class TestLLGuidance(ConstraintConformance):
         assert matcher.advance(self.tokens("{")[0])
         (blank,) = self.tokens("\n")
         assert [matcher.advance(blank) for _ in range(most + 1)] == [True] * most + [False]
+
+    @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+    def test_calls_follow_the_grammar_of_their_syntax(self, syntax: CallSyntax) -> None:
+        functions = [{"name": "look_up", "parameters": CITY}, {"name": "now"}]
+        grammar = call_grammar(syntax, functions, {}, several=False)
+        made, text = LLGuidance(LLGuidanceConfig(), self.context()), OF_A_CALL[syntax.name]
+        parser = ToolParser(syntax, {"look_up": CITY, "now": {}})
+        (call,) = merged([*parser.feed(text), *parser.finish()])
+        assert isinstance(call, CallText) and call.name == "look_up" and json.loads(call.arguments) == {"city": "Brno"}
+        matcher = made.compile(grammar)
+        assert all(matcher.advance(token) for token in self.tokens(text))
+        for other in (text.replace("look_up", "delete"), "Hello"):
+            matcher = made.compile(grammar)
+            assert not all(matcher.advance(token) for token in self.tokens(other))
+        if syntax.form != "marked":  # whose values are no JSON
+            matcher = made.compile(grammar)
+            assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
