@@ -57,8 +57,8 @@ class CallSyntax:
         return tuple([text for text in found if text])
 
 
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 SYNTAXES = (
     CallSyntax(
         "functions", "<function=", "<tool_call>", "</tool_call>", "marked", before_name="<function=", after_name=">",
@@ -69,15 +69,15 @@ SYNTAXES = (
         before_value="<arg_value>", after_value="</arg_value>", ends="</tool_call>",
     ),
     CallSyntax(
-        "fenced", "```json", "<｜tool▁call▁begin｜>", "```<｜tool▁call▁end｜>", "named", wraps=_DEEPSEEK,
+        "fenced", "```json", "<｜tool▁call▁begin｜>", "```<｜tool▁call▁end｜>", "named", wraps=_CALLS,
         before_name="function<｜tool▁sep｜>", after_name="\n```json\n",
     ),
     CallSyntax(
-        "separated", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "named", wraps=_DEEPSEEK,
+        "separated", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "named", wraps=_CALLS,
         after_name="<｜tool▁sep｜>",
     ),
     CallSyntax(
-        "sections", "<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", "named", wraps=_KIMI,
+        "sections", "<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", "named", wraps=_SECTION,
         before_name="functions.", after_name="<|tool_call_argument_begin|>",
     ),
     CallSyntax("tagged", "<tool_call>", "<tool_call>", "</tool_call>"),
@@ -86,8 +86,7 @@ SYNTAXES = (
     CallSyntax("token_listed", "<|tool_call|>", "<|tool_call|>", listed=True),
     CallSyntax("bare", '"parameters"', arguments="parameters"),
 )  # fmt: skip
-"""Looked for in this order: Qwen3-Coder and Qwen 3.5; GLM 4.5; DeepSeek V3 and R1; DeepSeek V3.1; Kimi K2; Hermes, Qwen
-2.5 and 3; Mistral from v11 on; Mistral before; Granite 3 and Phi-4-mini; Llama 3. Calls in other syntaxes are text."""
+"""Looked for in this order; which models use which, docs/serving.md says. Calls in other syntaxes are text."""
 
 
 def syntax_of(template: str) -> CallSyntax | None:

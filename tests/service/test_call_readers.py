@@ -1,0 +1,72 @@
+"""Arguments of calls, as JSON for clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.service.call_readers import LONGEST_NAME, MarkedReader, NamedReader, reader_of
+from engine.service.tool_syntax import SYNTAXES
+
+BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
+TYPES = {"s": {"type": "string"}, "n": {"type": "integer"}, "any": {}}
+
+
+def marked(pieces: Sequence[str]) -> tuple[list[str], MarkedReader]:
+    reader = reader_of(BY_NAME["functions"], {"f": {"properties": TYPES}})
+    assert isinstance(reader, MarkedReader)
+    found = []
+    for piece in pieces:
+        for part in reader.feed(piece):
+            reader.index = 0
+            found.append(part)
+    return found, reader
+
+
+def call(**values: str) -> str:
+    return "<function=f>" + "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items()) + "</function>"
+
+
+values = st.text(st.sampled_from('<>/"\\\n ax{}[]1,ü😀'), max_size=12)
+
+
+@given(values, values, st.data())
+def test_a_string_is_the_text_between_its_marks(first: str, second: str, data: Any) -> None:
+    text = call(s=first, any=second)
+    at, to = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+    found, reader = marked([text[:at], text[at:to], text[to:]])
+    arguments = json.loads("".join(found))
+    assert reader.ended and not reader.rest and arguments["s"] == first
+    try:
+        assert arguments["any"] == json.loads(second)
+    except ValueError:
+        assert arguments["any"] == second
+    assert "".join(marked(list(text))[0]) == "".join(found)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "01", "[1", "", "True", "nul"])
+def test_what_is_no_json_is_a_string(value: str) -> None:
+    found, _ = marked([call(n=value)])
+    assert json.loads("".join(found)) == {"n": value}
+
+
+def test_a_string_is_passed_on_while_it_is_written() -> None:
+    text = call(s="one two three")
+    assert [piece for piece in marked(list(text))[0] if piece][:4] == ['{"s": "', "o", "n", "e"]
+
+
+@pytest.mark.parametrize("text", ["x" * LONGEST_NAME, "a b[ARGS]{}", "[ARGS]{}", "f[ARGS]x"])
+def test_what_has_no_name_is_no_call_and_all_of_it_is_given_back(text: str) -> None:
+    for pieces in ([text], list(text)):
+        reader, rest = NamedReader("", "[ARGS]"), ""
+        for piece in pieces:
+            if reader.failed:
+                rest += piece
+            else:
+                assert not [*reader.feed(piece)]
+        assert reader.failed and reader.raw + reader.rest + rest == text
