@@ -64,6 +64,36 @@ async def test_a_request_names_no_code_file_or_machine(path: str) -> None:
         assert server.client.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "known"),
+    [
+        ("/v1/responses", {"input": "hi"}, {"reasoning"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}, set()),
+    ],
+)
+@in_loop
+async def test_neither_does_one_of_another_api(path: str, body: dict[str, Any], known: set[str]) -> None:
+    image = {
+        "type": "input_image",
+        "image_url": "http://169.254.169.254/",
+        "source": {"type": "url", "url": "file:///"},
+    }
+    hosted = {"type": "mcp", "name": "x", "server_url": "http://169.254.169.254/"}
+    nested: list[dict[str, Any]] = [
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+        {"input" if path.endswith("responses") else "messages": [{"role": "user", "content": [image]}]},
+        {"mcp_servers": [{"url": "http://169.254.169.254/"}]},
+        {"tool_choice": {"type": "mcp", "server_label": "x"}, "tools": [hosted]},
+    ]
+    async with running() as server:
+        for fields in (*({name: {"x": 1}} for name in NAMES_CODE if name not in known), *nested):
+            status, _, data = await server.post(path, body | fields)
+            assert status == 400 and json.loads(data)["error"]["message"], fields
+        assert server.client.requests == []
+        status, _, _ = await server.post(path, body | {"tools": [hosted]})
+        assert status == 200, "a tool of another service is nobody's to call"
+
+
 def repeats(request: EngineRequest) -> list[tuple[int, ...]]:
     number = make_tokenizer().decode_now(request.prompt).partition("number ")[2].partition("<")[0]
     return [(token,) for token in (*ids(number), END)]

@@ -25,9 +25,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.attack.harness import Row, arguments, run, target_of
+from tools.attack.harness import Row, arguments, run, serve, target_of
 from tools.clients.cases import ANSWER, ASK, BESIDE, CASES, COMPLETE, HISTORY, PLAIN, SCHEMA, TOOL, outcome
-from tools.clients.programs import PROGRAMS, Place
+from tools.clients.long_model import write_long_model
+from tools.clients.programs import AGENTS, PROGRAMS, Place
 
 HERE = Path(__file__).parent
 NODE = {
@@ -70,10 +71,16 @@ async def attack(options: argparse.Namespace) -> list[Row]:
                     source = (HERE / script).read_text()
                     told = {"CASES": json.dumps(_node_cases(url)), "RUN": (HERE / "run.mjs").as_uri()}
                     rows += await _rows(["node", "--input-type=module", "-e", source], folder, told)
-        for given in options.program:
-            name, _, path = given.partition("=")
-            rows.append(await _program(name, path, url))
+        programs = [given.partition("=")[::2] for given in options.program]
+        rows += [await _program(name, path, url) for name, path in programs if name not in AGENTS]
+    agents = [(name, path) for name, path in programs if name in AGENTS]
+    if not agents:
         return rows
+    with tempfile.TemporaryDirectory(prefix="engine-model-") as folder:
+        write_long_model(Path(folder) / "bundled")
+        async with serve(*options.overrides, f"model.path={folder}/bundled") as target:
+            url = f"http://{target.host}:{target.port}/v1"
+            return rows + [await _program(name, path, url) for name, path in agents]
 
 
 async def _program(name: str, path: str, url: str) -> Row:

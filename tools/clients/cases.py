@@ -216,7 +216,13 @@ def langchain_cases(url: str) -> Cases:
     yield from (("chat", invoke, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
     yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 0
-    yield "json_schema", lambda: chat.bind(response_format=SCHEMA).invoke("x"), 0
+
+    def structured(method: str) -> None:
+        found = chat.with_structured_output(SCHEMA["json_schema"] | {"title": "x"}, method=method).invoke("x")
+        check("answer" in found, found)
+
+    yield "structured output, json_schema", lambda: structured("json_schema"), 0
+    yield "structured output, function_calling", lambda: structured("function_calling"), 0
     embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
     yield "embeddings", lambda: embeddings.embed_query("x"), 404
     yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 0
@@ -267,8 +273,11 @@ def litellm_cases(url: str) -> Cases:
 
 
 def pydantic_ai_cases(url: str) -> Cases:
+    from pydantic import BaseModel
     from pydantic_ai import Agent
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
     from pydantic_ai.providers.openai import OpenAIProvider
 
     model = OpenAIChatModel("bundled", provider=OpenAIProvider(base_url=url, api_key="unused"))
@@ -292,15 +301,38 @@ def pydantic_ai_cases(url: str) -> Cases:
     def harmless() -> None:
         check(Agent(model, model_settings=plain | more).run_sync(QUESTION[0]["content"]).output.startswith(ANSWER), "")
 
+    class Answer(BaseModel):
+        answer: bool
+
+    def output_type(asked: Any) -> None:
+        done = Agent(asked, output_type=Answer, model_settings={"temperature": 0, "max_tokens": 200}).run_sync("x")
+        check(isinstance(done.output, Answer), done)
+
+    responses = OpenAIResponsesModel("bundled", provider=OpenAIProvider(base_url=url, api_key="unused"))
+    there = AnthropicProvider(base_url=url.removesuffix("/v1"), api_key="unused")
+    messages = AnthropicModel("bundled", provider=there)
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
+    for name, asked in (("chat", model), ("responses", responses), ("messages", messages)):
+        yield f"output_type, {name}", lambda asked=asked: output_type(asked), 0
 
 
 def agents_cases(url: str) -> Cases:
-    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+    from agents import (
+        Agent,
+        ModelSettings,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
     from openai.types.shared import Reasoning
+    from pydantic import BaseModel
 
     set_tracing_disabled(True)
+
+    class Answer(BaseModel):
+        answer: bool
 
     def agent(**settings: Any) -> Any:
         model = OpenAIChatCompletionsModel("bundled", AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
@@ -325,7 +357,15 @@ def agents_cases(url: str) -> Cases:
         )  # fmt: skip
         check(Runner.run_sync(asked, QUESTION[0]["content"]).final_output.startswith(ANSWER), "an answer")
 
+    def responses(**more: Any) -> None:
+        model = OpenAIResponsesModel("bundled", AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
+        asked = Agent("a", model=model, model_settings=ModelSettings(temperature=0, max_tokens=200), **more)
+        output = Runner.run_sync(asked, QUESTION[0]["content"]).final_output
+        check(isinstance(output, more["output_type"]) if more else output.startswith(ANSWER), output)
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
+    yield "responses", responses, 0
+    yield "output_type", lambda: responses(output_type=Answer), 0
 
 
 def llama_index_cases(url: str) -> Cases:
@@ -358,6 +398,7 @@ def llama_index_cases(url: str) -> Cases:
 def instructor_cases(url: str) -> Cases:
     import instructor
     import openai
+    from pydantic import BaseModel
 
     client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="unused"), mode=instructor.Mode.MD_JSON)
 
@@ -365,7 +406,16 @@ def instructor_cases(url: str) -> Cases:
         done = client.chat.completions.create(response_model=None, **ASK | PLAIN, extra_body=BESIDE)
         check(done.choices[0].message.content.startswith(ANSWER), done)
 
+    class Answer(BaseModel):
+        answer: bool
+
+    def structured(mode: Any) -> None:
+        asked = instructor.from_openai(openai.OpenAI(base_url=url, api_key="unused"), mode=mode)
+        check(isinstance(asked.chat.completions.create(response_model=Answer, **ASK), Answer), mode)
+
     yield "harmless fields", chat, 0
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
+        yield f"structured output, {mode.value}", lambda mode=mode: structured(mode), 0
 
 
 def dspy_cases(url: str) -> Cases:
@@ -392,7 +442,13 @@ def llm_cases(url: str) -> Cases:
         done = model.prompt(QUESTION[0]["content"], stream=stream, temperature=0, max_tokens=80)
         check(done.text().startswith(ANSWER), "an answer")
 
-    yield from (("chat", lambda: chat(False), 0), ("stream", lambda: chat(True), 0))
+    def schema() -> None:
+        structured = Chat("bundled", model_name="bundled", api_base=url, key="unused", supports_schema=True)
+        structured.key = "unused"
+        text = structured.prompt(QUESTION[0]["content"], schema=ANSWERED, stream=False, temperature=0).text()
+        check(json.loads(text).keys() == {"answer"}, text)
+
+    yield from (("chat", lambda: chat(False), 0), ("stream", lambda: chat(True), 0), ("schema", schema, 0))
 
 
 def anthropic_cases(url: str) -> Cases:

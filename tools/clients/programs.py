@@ -20,8 +20,6 @@ from tools.clients.cases import ANSWER, ASK, QUESTION, TOOL, check
 ASKED = QUESTION[0]["content"]
 TOKENIZER = str(ROOT / "core/engine/bundled")
 """A folder: the hub may be out of reach."""
-NO_PATH = "There is no such path on this server."
-NO_TOOLS = b"'tools' is not supported by this server"
 STREAM = ASK | {"stream": True}
 MESSAGES = "/v1/messages"
 HOST = "127.0.0.1"
@@ -135,7 +133,7 @@ class Place:
 
 
 async def litellm(at: Place) -> None:
-    """chat, stream, its Messages bridge plain and streamed, tools refused"""
+    """chat, stream, its Messages bridge plain and streamed, a tool that must be called"""
     key = "sk-of-this-test-alone"
     # To models of "openai/" its bridge sends responses.
     model = {"model": "hosted_vllm/bundled", "api_base": at.url, "api_key": "unused"}
@@ -147,12 +145,12 @@ async def litellm(at: Place) -> None:
         message = (await proxy.ask(MESSAGES, ASK, key)).json()
         check(message["content"][0]["text"] == whole and message["usage"]["output_tokens"] > 10, message)
         check(streamed(await proxy.ask(MESSAGES, STREAM, key)) == whole, "a streamed message")
-        refused = await proxy.ask(CHAT, ASK | {"tools": [TOOL]}, key)
-        check(refused.status == 400 and NO_TOOLS in refused.body, refused)
+        called = await proxy.ask(CHAT, ASK | {"tools": [TOOL], "tool_choice": "required"}, key)
+        check(called.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "add", called)
 
 
 async def open_webui(at: Place) -> None:
-    """models, chat, stream; tools, which its page adds to every chat, refused"""
+    """models, chat, stream, a chat of its page, which has tools"""
     there = {"OPENAI_API_BASE_URL": at.url, "ENABLE_OLLAMA_API": "False", "OFFLINE_MODE": "True"}
     there |= {"HF_HUB_OFFLINE": "1", "DATA_DIR": str(at.folder / "data"), "RAG_EMBEDDING_ENGINE": "openai"}
     async with at.listening("serve", WEBUI_AUTH="False", WEBUI_SECRET_KEY="unused", **there) as server:
@@ -163,8 +161,8 @@ async def open_webui(at: Place) -> None:
         whole = (await server.ask(chat, ASK, key)).json()["choices"][0]["message"]["content"]
         check(whole.startswith(ANSWER), whole)
         check(streamed(await server.ask(chat, STREAM, key)) == whole, "a streamed chat")
-        refused = await server.ask(chat, STREAM | {"session_id": "a page"}, key)
-        check(refused.status == 400 and NO_TOOLS in refused.body, refused)
+        page = await server.ask(chat, STREAM | {"session_id": "a page"}, key)
+        check(page.status == 200, page)
 
 
 def streamed(reply: Reply) -> str:
@@ -242,21 +240,21 @@ async def aider(at: Place) -> None:
 
 
 async def codex(at: Place) -> None:
-    """a question as responses, refused"""
+    """a question, as responses"""
     provider = f'{{name="engine",base_url="{at.url}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
     told = ("-c", "model=bundled", "-c", "model_provider=engine", "-c", f"model_providers.engine={provider}")
-    shown = await at.run("exec", "--skip-git-repo-check", *told, ASKED, code=1)
-    check(f"404 Not Found: {NO_PATH}" in shown, shown[-500:])
+    answer = at.folder / "answer"
+    await at.run("exec", "--skip-git-repo-check", "--output-last-message", str(answer), *told, ASKED)
+    check(len(answer.read_text().strip()) > 3, "an answer")
 
 
 async def claude(at: Place) -> None:
-    """a question as messages, refused"""
-    there = {"ANTHROPIC_BASE_URL": at.root, "ANTHROPIC_API_KEY": "unused"}
+    """a question, as messages"""
+    there = {"ANTHROPIC_BASE_URL": at.root, "ANTHROPIC_API_KEY": "unused", "ANTHROPIC_DEFAULT_HAIKU_MODEL": "bundled"}
     there |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    shown = await at.run("--model", "bundled", "--output-format", "json", "-p", ASKED, code=1, **there)
+    shown = await at.run("--model", "bundled", "--output-format", "json", "-p", ASKED, **there)
     result = json.loads(shown.splitlines()[-1])
-    # Its words for a 404 are its own.
-    check(result["api_error_status"] == 404 and "selected model (bundled)" in result["result"], result)
+    check(not result["is_error"] and len(result["result"].strip()) > 3, result)
 
 
 PROGRAMS: Mapping[str, Callable[[Place], Awaitable[None]]] = {
@@ -270,3 +268,5 @@ PROGRAMS: Mapping[str, Callable[[Place], Awaitable[None]]] = {
     "claude": claude,
 }
 """By the name that ``--program`` gives them."""
+AGENTS = frozenset({"codex", "claude"})
+"""Their prompts are longer than the bundled model takes: they ask :mod:`tools.clients.long_model`."""
