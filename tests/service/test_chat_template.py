@@ -125,3 +125,22 @@ def test_a_template_that_leaves_tools_out_refuses_them() -> None:
     with pytest.raises(TemplateRefused, match="leaves out tools: 'add'"):
         ChatTemplate(TemplateSource(said, {})).render(asked)
     assert "add" in ChatTemplate(TemplateSource(said + "{{ tools | tojson }}", {})).render(asked)
+
+
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{{ messages[0].content }}|{% else %}"
+    "{% set rest = messages %}{% endif %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+)
+
+
+def test_what_the_system_says_later_is_the_users_where_a_template_takes_one_system() -> None:
+    said = ("system", "S"), ("user", "a"), ("system", "b"), ("assistant", "c"), ("system", "d"), ("user", "e")
+    asked = Conversation(tuple([Turn(role, text) for role, text in said])).plain()  # type: ignore[arg-type]
+    assert ChatTemplate(TemplateSource(ALTERNATING, {})).render(asked) == "S|u:a\n\nb|a:c|u:d\n\ne|"
+    anything = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+    assert ChatTemplate(TemplateSource(anything, {})).render(asked) == "s:S|u:a|s:b|a:c|s:d|u:e|"
+    wrong = Conversation((Turn("user", "a"), Turn("user", "b"))).plain()
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        ChatTemplate(TemplateSource(ALTERNATING, {})).render(wrong)

@@ -27,7 +27,6 @@ from typing import Any
 
 from tools.attack.harness import Row, arguments, run, serve, target_of
 from tools.clients.cases import ANSWER, ASK, BESIDE, CASES, COMPLETE, HISTORY, PLAIN, SCHEMA, TOOL, outcome
-from tools.clients.long_model import write_long_model
 from tools.clients.programs import AGENTS, PROGRAMS, Place
 
 HERE = Path(__file__).parent
@@ -76,6 +75,8 @@ async def attack(options: argparse.Namespace) -> list[Row]:
     agents = [(name, path) for name, path in programs if name in AGENTS]
     if not agents:
         return rows
+    from tools.clients.long_model import write_long_model  # what runs inside of other environments has no tokenizers
+
     with tempfile.TemporaryDirectory(prefix="engine-model-") as folder:
         write_long_model(Path(folder) / "bundled")
         async with serve(*options.overrides, f"model.path={folder}/bundled") as target:

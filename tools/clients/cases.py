@@ -218,7 +218,8 @@ def langchain_cases(url: str) -> Cases:
     yield "tools", lambda: chat.bind_tools([TOOL]).invoke("x"), 0
 
     def structured(method: str) -> None:
-        found = chat.with_structured_output(SCHEMA["json_schema"] | {"title": "x"}, method=method).invoke("x")
+        longer = ChatOpenAI(**at, temperature=0, max_tokens=200)  # the model likes blanks
+        found = longer.with_structured_output(ANSWERED | {"title": "x", "description": "x"}, method=method).invoke("x")
         check("answer" in found, found)
 
     yield "structured output, json_schema", lambda: structured("json_schema"), 0
@@ -414,7 +415,7 @@ def instructor_cases(url: str) -> Cases:
         check(isinstance(asked.chat.completions.create(response_model=Answer, **ASK), Answer), mode)
 
     yield "harmless fields", chat, 0
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         yield f"structured output, {mode.value}", lambda mode=mode: structured(mode), 0
 
 

@@ -111,17 +111,21 @@ class ChatTemplate:
             given = [self._contents.given(_with_reasoning(message)) for message in conversation.messages]
         except ContentLost as error:
             raise TemplateRefused(str(error)) from None
-        asked = replace(conversation, messages=given)
-        try:
-            prompt = self._rendered(asked)
-        except TemplateRefused:
-            if not any(message.get("tool_calls") for message in given):
-                raise
-            # Some templates take the arguments of calls as text, others as an object.
-            prompt = self._rendered(replace(asked, messages=[_with_arguments_as_text(message) for message in given]))
+        prompt = self._first_taken([replace(conversation, messages=each) for each in _spellings(given)])
         if missing := [name for name in _names_of(conversation.tools) if name not in prompt]:
             raise TemplateRefused(f"the chat template leaves out tools: {missing[0][:MAX_WORDS]!r}")
         return prompt
+
+    def _first_taken(self, conversations: list[PlainConversation]) -> str:
+        """The prompt of the first that the template takes; it refuses the first one of all if it takes none."""
+        refused: TemplateRefused | None = None
+        for conversation in conversations:
+            try:
+                return self._rendered(conversation)
+            except TemplateRefused as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _tried(self, messages: list[dict[str, Any]]) -> str | None:
         try:
@@ -173,6 +177,33 @@ def text_length(value: Any) -> int:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _spellings(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """A conversation as it is, and as some templates want it: the arguments of calls as text instead of an object; what
+    the system says later than at the beginning as the user's words."""
+    found = [messages]
+    if any(message.get("tool_calls") for message in messages):
+        found.append([_with_arguments_as_text(message) for message in messages])
+    if any(message.get("role") == "system" for message in messages[1:]):
+        found += [_with_one_system(each) for each in found]
+    return found
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turns of the user that follow each other are one: templates that want one system want turns that alternate."""
+    found = messages[:1]
+    for message in messages[1:]:
+        said = message | {"role": "user"} if message.get("role") == "system" else message
+        last, (one, other) = found[-1], (found[-1].get("content"), said.get("content"))
+        both_speak = last.get("role") == said.get("role") == "user"
+        if both_speak and isinstance(one, str) and isinstance(other, str):
+            found[-1] = last | {"content": f"{one}\n\n{other}"}
+        elif both_speak and isinstance(one, list) and isinstance(other, list):
+            found[-1] = last | {"content": [*one, *other]}
+        else:
+            found.append(said)
+    return found
 
 
 def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
