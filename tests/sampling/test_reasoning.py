@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.request import ReasoningTokens
 from engine.sampling.reasoning import ReasoningMatcher
 
-VOCAB, OPENS, CLOSES = 70, 63, 31
+VOCAB, OPENS, CLOSES, STOP = 70, 63, 31, 64
 
 
 class Rising:
@@ -51,7 +51,8 @@ def allows(tokens: ReasoningTokens, has_answer: bool, output: Sequence[int], tok
     if thinks and not begun:
         return True
     if thinks and tokens.closes not in thought:
-        return token == tokens.closes or tokens.budget is None or len(thought) < tokens.budget
+        ends = has_answer and token == STOP
+        return token == tokens.closes or (not ends and (tokens.budget is None or len(thought) < tokens.budget))
     answer = thought[thought.index(tokens.closes) + 1 :] if thinks else output
     return not has_answer or not answer or token > answer[-1]
 
@@ -75,7 +76,7 @@ def allowed_by(matcher: ReasoningMatcher) -> set[int]:
 def test_it_allows_and_takes_what_the_definition_says_and_takes_it_back(
     tokens: ReasoningTokens, has_answer: bool, steps: list[tuple[int, int]]
 ) -> None:
-    matcher = ReasoningMatcher(tokens, Rising() if has_answer else None)
+    matcher = ReasoningMatcher(tokens, Rising() if has_answer else None, (STOP,))
     output: list[int] = []
     for token, back in steps:
         want = {each for each in range(VOCAB) if allows(tokens, has_answer, output, each)}

@@ -98,8 +98,10 @@ class Constraints:
         self._grammars = grammars
         self._rows: dict[int, MatchedRow] = {}
 
-    def admit(self, row_id: int, sampling: SamplingParams, outputs: Sequence[int], prompt_len: int) -> None:
-        """A request takes a row, or starts again in it: after ``outputs``."""
+    def admit(
+        self, row_id: int, sampling: SamplingParams, stop_ids: Sequence[int], outputs: Sequence[int], prompt_len: int
+    ) -> None:
+        """A request takes a row, or starts again in it: after ``outputs``. ``stop_ids``: tokens that end it."""
         self._rows.pop(row_id, None)
         grammar, reasoning = sampling.grammar, sampling.reasoning
         if grammar is None and reasoning is None:
@@ -107,7 +109,7 @@ class Constraints:
         row = self._rows[row_id] = MatchedRow(prompt_len - 1)
         try:
             answer = None if grammar is None else self._grammars.matcher(grammar)
-            row.matcher = answer if reasoning is None else ReasoningMatcher(reasoning, answer)
+            row.matcher = answer if reasoning is None else ReasoningMatcher(reasoning, answer, stop_ids)
             row.advance(outputs)
         except Exception as error:  # a plugin may fail in any way; the request fails, not the admission of others
             row.error = f"{FAILED}{describe_error(error)}"

@@ -3,6 +3,7 @@ budget."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor
@@ -17,10 +18,12 @@ BEFORE, ANSWER = -1, -2
 class ReasoningMatcher:
     """A :class:`~engine.contracts.constraint.Matcher` of a thought and what follows."""
 
-    def __init__(self, tokens: ReasoningTokens, answer: Matcher | None) -> None:
-        """``answer``: of what follows; ``None``: anything may."""
+    def __init__(self, tokens: ReasoningTokens, answer: Matcher | None, stop_ids: Sequence[int] = ()) -> None:
+        """``answer``: of what follows; ``None``: anything may. ``stop_ids``: tokens that end an output, which a thought
+        before such an answer must not."""
         self._tokens = tokens
         self._answer = answer
+        self._stop_ids = () if answer is None else tuple(stop_ids)
         self._stages = [0 if tokens.opens is None else BEFORE]
         """At the beginning, and after each token."""
 
@@ -29,7 +32,7 @@ class ReasoningMatcher:
         if stage == BEFORE and token == tokens.opens:
             self._stages.append(0)
         elif stage >= 0:
-            if self._is_spent and token != tokens.closes:
+            if token != tokens.closes and (self._is_spent or token in self._stop_ids):
                 return False
             self._stages.append(ANSWER if token == tokens.closes else stage + 1)
         elif self._answer is None or self._answer.advance(token):
@@ -49,18 +52,21 @@ class ReasoningMatcher:
 
     def fill(self, mask: Tensor) -> None:
         stage, tokens = self._stages[-1], self._tokens
-        if self._is_spent:
-            mask.zero_()
-            _allow(mask, tokens.closes)
-        elif stage >= 0 or self._answer is None:
+        if stage >= 0:
+            mask.fill_(0 if self._is_spent else -1)
+            for token in self._stop_ids:
+                mask[token // 32] &= ~_bit(token)
+            mask[tokens.closes // 32] |= _bit(tokens.closes)
+        elif self._answer is None:
             mask.fill_(-1)
         else:
             self._answer.fill(mask)
             if stage == BEFORE and tokens.opens is not None:
-                _allow(mask, tokens.opens)
+                mask[tokens.opens // 32] |= _bit(tokens.opens)
 
     def copy(self) -> Matcher:
-        other = ReasoningMatcher(self._tokens, None if self._answer is None else self._answer.copy())
+        answer = None if self._answer is None else self._answer.copy()
+        other = ReasoningMatcher(self._tokens, answer, self._stop_ids)
         other._stages = [*self._stages]
         return other
 
@@ -71,6 +77,7 @@ class ReasoningMatcher:
         return budget is not None and self._stages[-1] >= budget
 
 
-def _allow(mask: Tensor, token: int) -> None:
+def _bit(token: int) -> int:
+    """Of its word, as int32 has it."""
     bit = 1 << token % 32
-    mask[token // 32] |= bit - (1 << 32) if bit >> 31 else bit
+    return bit - (1 << 32) if bit >> 31 else bit

@@ -153,7 +153,7 @@ class DeviceTables:
         self.sampling.write(admit.row_id, admit.sampling, admit.seed, admit.prompt_len, admit.stop_ids)
         if self.constraints is not None:
             outputs = admit.tokens[admit.prompt_len :]
-            self.constraints.admit(admit.row_id, admit.sampling, outputs, admit.prompt_len)
+            self.constraints.admit(admit.row_id, admit.sampling, admit.stop_ids, outputs, admit.prompt_len)
         features = features_of(admit.sampling)
         self.requests[admit.row_id] = RowRequest(admit.sampling, admit.prompt_len, features)
 
