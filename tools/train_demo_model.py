@@ -246,7 +246,7 @@ CHAT_TEMPLATE = (
     "{% endif %}"
     "{% for message in messages %}"
     "{% set role = message['role'] %}"
-    "{% if role not in ['system', 'user', 'assistant'] and not (role == 'tool' and tools) %}"
+    "{% if role not in ['system', 'user', 'assistant', 'tool'] %}"
     "{{ raise_exception('roles are system, user and assistant, not ' + role) }}"
     "{% endif %}"
     "{{ '<|' + ('user' if role == 'tool' else role) + '|>' }}"

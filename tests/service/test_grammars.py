@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from engine.contracts.config import ConstraintConfig
-from engine.contracts.constraint import Grammar, GrammarError
+from engine.contracts.constraint import Grammar
 from engine.service.errors import ApiError
-from engine.service.grammars import GrammarChecks, grammar_of, too_large
+from engine.service.grammar_child import Verdict
+from engine.service.grammars import MOST_WAITING, GrammarChecks, grammar_of, too_large
 from engine.service.protocol import ChatRequest, decode
+from engine.service.sandbox.process import SandboxEnded
 
 from .fakes import in_loop
 
@@ -120,32 +120,26 @@ def _roomy(config: ConstraintConfig) -> ConstraintConfig:
 
 
 class Compiler:
-    """Refuses what says so, waits where it says so, and breaks where it says so."""
+    """Refuses what says so, breaks where it says so, and ends where it says so."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
-        self.proceed = threading.Event()
+        self.proceed = asyncio.Event()
 
-    def compile(self, grammar: Grammar) -> Compiler:
+    async def verdict(self, grammar: Grammar, cpu_s: float) -> Verdict:
         self.compiled.append(grammar.text)
         match grammar.text:
             case "wrong":
-                raise GrammarError("it is wrong")
-            case "slow":
-                self.proceed.wait(10)
+                return Verdict("it is wrong")
             case "broken":
-                raise RuntimeError("a bug")
-        return self
+                return Verdict("a bug", is_fault=True)
+            case "ended":
+                raise SandboxEnded("could not be started: a bug")
+            case "slow":
+                await self.proceed.wait()
+        return Verdict()
 
-    def advance(self, token: int) -> bool:
-        return True
-
-    def roll_back(self, count: int) -> None: ...
-
-    def fill(self, mask: Tensor) -> None: ...
-
-    def copy(self) -> Compiler:
-        return self
+    def close(self) -> None: ...
 
 
 async def failure(checks: GrammarChecks, text: str) -> ApiError:
@@ -164,26 +158,24 @@ async def test_a_grammar_is_compiled_once_and_refused_for_its_reason_every_time(
         assert error.message == "guided_regex: It is wrong."
         await checks.check(Grammar("regex", "right"), "guided_regex")
     assert compiler.compiled == ["wrong", "right"]
-    checks.close()
-
-
-@in_loop
-async def test_a_grammar_that_takes_too_long_ends_its_own_request() -> None:
-    compiler = Compiler()
-    checks = GrammarChecks(compiler, ConstraintConfig(compile_s=0.1))
-    slow = asyncio.create_task(failure(checks, "slow"))
-    await asyncio.sleep(0)
-    await checks.check(Grammar("regex", "right"), "guided_regex")
-    error = await slow
-    compiler.proceed.set()
-    assert error.code == "grammar_timeout" and "constraint.compile_s" in error.message
-    checks.close()
 
 
 @in_loop
 async def test_a_plugin_that_breaks_fails_the_request_and_nothing_else() -> None:
     checks = GrammarChecks(Compiler())
-    error = await failure(checks, "broken")
-    assert error.kind == "failed" and "bug" not in error.message
+    for text in ("broken", "ended"):
+        error = await failure(checks, text)
+        assert error.kind == "failed" and "bug" not in error.message
     await checks.check(Grammar("regex", "right"), "guided_regex")
-    checks.close()
+
+
+@in_loop
+async def test_grammars_beyond_those_that_may_wait_are_refused_at_once() -> None:
+    compiler = Compiler()
+    checks = GrammarChecks(compiler)
+    waiting = [asyncio.create_task(checks.check(Grammar("regex", "slow"), "x")) for _ in range(MOST_WAITING)]
+    await asyncio.sleep(0)
+    assert (await failure(checks, "right")).kind == "overloaded"
+    compiler.proceed.set()
+    await asyncio.gather(*waiting)
+    await checks.check(Grammar("regex", "right"), "x")

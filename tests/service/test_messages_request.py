@@ -134,10 +134,28 @@ def test_counting_takes_the_same_without_a_limit() -> None:
         ({"messages": [*HI, {"role": "assistant", "content": [{"type": "image"}]}, *HI]}, "messages[1].content[0]"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [{"name": "a b"}]}, "tools"),
+        ({"tools": [{"name": "a b"}]}, "tools[0]"),
+        ({"tools": [{"description": "x"}]}, "tools[0].name"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"surprise": 1}, "surprise"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+def test_blocks_of_other_services_are_passed_over_and_texts_are_told() -> None:
+    others: list[Any] = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}]
+    others += [
+        {"type": f"{kind}_tool_result", "tool_use_id": "s", "content": {"type": "error"}}
+        for kind in ("web_fetch", "mcp")
+    ]
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
+    found = {"type": "search_result", "source": "x", "title": "t", "content": [{"type": "text", "text": "F"}]}
+    messages = [
+        *HI,
+        {"role": "assistant", "content": [*others, {"type": "text", "text": "a"}]},
+        {"role": "user", "content": [document, found]},
+    ]
+    _, answer, user = turns(messages, tools=[{"type": "mcp_toolset", "mcp_server_name": "x"}])
+    assert answer.text == "a" and user.content == [TextPart("D"), TextPart("F")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_choice_says_which_functions_may_be_called(choice: Any, names: list[st
 def test_a_text_format_is_a_grammar() -> None:
     described = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
     name, grammar = grammar_of(asked(text=described).options) or ("", None)
-    assert name == "response_format" and grammar is not None and json.loads(grammar.text) == SCHEMA
+    assert name == "text.format" and grammar is not None and json.loads(grammar.text) == SCHEMA
     _, any_json = grammar_of(asked(text={"format": {"type": "json_object"}}).options) or ("", None)
     assert any_json is not None and any_json.kind == "json_object"
     assert grammar_of(asked(text={"format": {"type": "text"}, "verbosity": "low"}).options) is None
@@ -144,10 +145,55 @@ def test_fields_of_bookkeeping_are_taken() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "messages[0].content[0]"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"surprise": 1}, "surprise"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+def test_items_of_other_services_are_passed_over_and_of_a_custom_call_its_input_is_kept() -> None:
+    others = [{"type": kind} for kind in ("local_shell_call", "mcp_list_tools", "tool_search_output", "compaction")]
+    others += [
+        {"type": "shell_call_output", "call_id": "c", "output": "x"},
+        {"type": "tool_search_call", "arguments": {}},
+    ]
+    assert turns([{"role": "user", "content": "hi"}, *others]) == (Turn("user", "hi"),)
+    custom = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"}
+    (called,) = turns([custom])
+    assert called.tool_calls == [ToolCall("c", FunctionCall("apply_patch", {"input": "*** Begin"}))]
+
+
+def test_a_function_without_a_name_is_named() -> None:
+    nested = {"type": "function", "function": {"name": "f"}}
+    assert refused(tools=[ADD, nested]).param == "tools[1].name"
+    assert refused(tools=[ADD], tool_choice=nested).param == "tool_choice.name"
+    assert refused(tools=[ADD, ADD | {"name": "a b"}]).param == "tools[1]"
+
+
+def test_many_calls_are_one_turn_in_a_moment() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    limits = Limits("tiny", 4, 10**6, 300, 1000)
+    body = json.dumps({"input": [call] * 20_000}).encode()
+    (called,) = parse(ParsedResponses, body, limits).conversation.turns
+    assert len(called.tool_calls) == 20_000
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**40])
+def test_a_number_that_nothing_here_can_pass_on_is_refused(number: int) -> None:
+    schema = {"type": "object", "properties": {"a": {"maximum": number}}}
+    refused(tools=[ADD | {"parameters": schema}])
+    refused(metadata={"a": number})
+    asked(f"{number} in a text")
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"a": number})}
+    (called,) = turns([call])
+    assert called.tool_calls[0].function.arguments == {"a": float(number)}
+
+
+@pytest.mark.parametrize("depth", [300, 480, 700, 970, 3000])
+def test_what_is_nested_too_deeply_is_refused_or_taken_and_nothing_else(depth: int) -> None:
+    body = b'{"input": "hi", "tools": [{"type": "function", "name": "f", "parameters": %s}], "user": null}'
+    with contextlib.suppress(ApiError):
+        parse(ParsedResponses, body % (b'{"a":' * depth + b"1" + b"}" * depth), LIMITS)

@@ -209,3 +209,10 @@ def test_the_syntax_is_told_by_the_template() -> None:
     assert syntax_of('{"name": x, "parameters": y}') is BY_NAME["bare"]
     assert syntax_of("{{ messages }}") is None
     assert json.loads(ADD) and json.loads(WEATHER)
+
+
+def test_of_an_output_that_is_calls_alone_nothing_that_was_cut_is_text() -> None:
+    for text in ('<tool_call>{"name": "a', '<tool_call>{"name": "add", "arguments": {}}</tool', "<tool_c"):
+        parser = ToolParser(BY_NAME["tagged"], FUNCTIONS, calls_only=True)
+        parts = [*parser.feed(text), *parser.finish()]
+        assert not any(isinstance(part, Text) for part in parts)

@@ -107,7 +107,6 @@ def test_tools_that_cannot_be_called_are_refused_by_name(
     ("messages", "param"),
     [
         ([{"role": "tool", "content": "3"}], "messages[0].tool_call_id"),
-        ([{"role": "tool", "tool_call_id": "a"}], "messages[0].content"),
         ([{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "x"}}]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
     ],
@@ -148,3 +147,20 @@ def test_the_bundled_template_shows_tools_calls_and_what_they_came_to(tokenizer:
     names = [tokenizer.decode_now([token]) for token in specials]
     turn = ["<|user|>", "<|end|>", "<|assistant|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>"]
     assert names == ["<|begin|>", "<|system|>", "<|end|>", *turn], "what is quoted is no structure"
+
+
+def test_references_in_parameters_are_those_of_the_parameters(tokenizer: Tokenizer) -> None:
+    node = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}, "$ref": {"$ref": "#"}}, "$defs": {"X": ADD}}
+    node["properties"]["c"] = {"const": {"$ref": "#"}}  # type: ignore[index]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
+    (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
+    inner = schema["properties"]["arguments"]
+    assert inner["properties"]["a"] == {"$ref": "#/properties/arguments/$defs/X"}
+    assert inner["properties"]["$ref"] == {"$ref": "#/properties/arguments"}
+    assert inner["properties"]["c"] == {"const": {"$ref": "#"}} and inner["$defs"] == {"X": ADD}
+
+
+def test_parameters_that_are_no_object_are_refused(tokenizer: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
+    with pytest.raises(ApiError, match="is not 'object'"):
+        grammar(tokenizer, tools=tools)

@@ -85,12 +85,10 @@ class BoundEngine:
 
 @dataclass(frozen=True, slots=True)
 class ApiParts:
-    """The plugins of the API process, built. ``exporters`` in the order of ``plan.slots["exporter"]``; ``constraint``:
-    another one than the engine's, which refuses grammars before a request is queued."""
+    """The plugins of the API process, built. ``exporters`` in the order of ``plan.slots["exporter"]``."""
 
     router: Router
     exporters: tuple[Exporter, ...]
-    constraint: Constraint
 
 
 def describe_model(plan: EnginePlan) -> DescribedModel:
@@ -111,9 +109,13 @@ def bind(plan: EnginePlan, described: DescribedModel | None = None) -> BoundEngi
 
 def bind_api(plan: EnginePlan) -> ApiParts:
     """Import and build what the API process asks. Raises :class:`AssemblyError` naming each plugin that fails."""
-    parts = build_slots(plan, ("router", "exporter", "constraint"), build_context(plan))
-    router, constraint = cast(Router, parts["router"][0]), cast(Constraint, parts["constraint"][0])
-    return ApiParts(router, cast(tuple[Exporter, ...], parts["exporter"]), constraint)
+    parts = build_slots(plan, ("router", "exporter"), build_context(plan))
+    return ApiParts(cast(Router, parts["router"][0]), cast(tuple[Exporter, ...], parts["exporter"]))
+
+
+def bind_constraint(plan: EnginePlan) -> Constraint:
+    """Import and build the plugin that refuses grammars, apart from the engine's. Raises :class:`AssemblyError`."""
+    return cast(Constraint, build_slots(plan, ("constraint",), build_context(plan))["constraint"][0])
 
 
 def build_context(plan: EnginePlan) -> BuildContext:

@@ -214,8 +214,10 @@ class ConstraintConfig(SlotConfig):
     """Most values of the enums of a JSON schema, of all of them together."""
     max_depth: int = 64
     """How deep a JSON schema may be nested."""
-    compile_s: float = 5.0
-    """How long a grammar may take to be compiled, its wait for other grammars included."""
+    compile_s: float = 2.0
+    """CPU time that a grammar may take to be compiled."""
+    mask_ms: float = 20.0
+    """CPU time that the masks of a request may take in the mean, beyond a second in all."""
     max_cached: int = 64
     """Compiled grammars that are kept for further requests."""
 
@@ -223,6 +225,7 @@ class ConstraintConfig(SlotConfig):
         for name in ("max_bytes", "max_properties", "max_enum", "max_depth", "max_cached"):
             at_least(f"constraint.{name}", getattr(self, name), 1)
         at_least("constraint.compile_s", self.compile_s, 0.1)
+        at_least("constraint.mask_ms", self.mask_ms, 0.1)
 
 
 @dataclass(frozen=True)

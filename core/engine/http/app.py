@@ -11,7 +11,6 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
-from engine.contracts.constraint import Constraint
 from engine.contracts.events import DEFAULT_ENGINE
 from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
@@ -45,6 +44,7 @@ from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.findings import Finders
+from engine.service.grammar_worker import GrammarWorker
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
 
@@ -56,13 +56,13 @@ def build_app(
     exporters: Sequence[Exporter],
     tokenizer: Tokenizer,
     finders: Mapping[str, CommandProvider] | None = None,
-    constraint: Constraint | None = None,
+    grammars: GrammarWorker | None = None,
 ) -> web.Application:
     """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name;
-    ``constraint``: refuses grammars that cannot be enforced, ``None``: all of them.
+    ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
     Call inside a running event loop."""
     settings = plan.settings.server
-    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer, constraint)
+    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer, grammars)
     engines, waterfalls = {engine.id: engine}, Waterfalls()
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):

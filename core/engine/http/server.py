@@ -14,7 +14,6 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
-from engine.contracts.constraint import Constraint
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.app import build_app
@@ -24,6 +23,7 @@ from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.machine import use
 from engine.service import logs
 from engine.service.errors import ApiError
+from engine.service.grammar_worker import GrammarWorker
 from engine.service.start_check import check_headers, load_tokenizer
 from engine.service.starting import StartReport
 from engine.service.tokenizer import Tokenizer
@@ -49,14 +49,14 @@ class Server:
         exporters: Sequence[Exporter],
         tokenizer: Tokenizer,
         finders: Mapping[str, CommandProvider] | None = None,
-        constraint: Constraint | None = None,
+        grammars: GrammarWorker | None = None,
         *,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         """``say`` shows a line to the person who started the server."""
         self._plan = plan
         self._client = client
-        self._parts = (router, exporters, tokenizer, finders, constraint)
+        self._parts = (router, exporters, tokenizer, finders, grammars)
         self._say = say
         self._signals = 0
         self._first_signal = asyncio.Event()
@@ -203,5 +203,5 @@ def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None
     tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
     client = ProcessEngineClient(plan)
-    server = Server(plan, client, parts.router, parts.exporters, tokenizer, finders, parts.constraint)
+    server = Server(plan, client, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan))
     return asyncio.run(server.run())

@@ -8,6 +8,7 @@ for any other request.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from engine.sampling.reasoning import ReasoningMatcher
 from engine.sampling.sources import MASK
 
 FAILED = "the output cannot follow its grammar: "
+SPARE_S = 1.0
+"""CPU time that the masks of a request may take beyond their mean."""
 
 
 class Grammars:
@@ -88,9 +91,15 @@ class Constraints:
     """The matchers of the rank that chooses tokens. Only the device thread uses them."""
 
     def __init__(
-        self, grammars: Grammars, vocab_size: int, max_draft_tokens: int, by_native_code: bool = False
+        self,
+        grammars: Grammars,
+        vocab_size: int,
+        max_draft_tokens: int,
+        by_native_code: bool = False,
+        mask_s: float = 0.02,
     ) -> None:
-        """``by_native_code``: see :attr:`TokenMasks.by_native_code`."""
+        """``by_native_code``: see :attr:`TokenMasks.by_native_code`. ``mask_s``: see :attr:`MatchedRow.mask_s`."""
+        self._mask_s = mask_s
         self.by_native_code = by_native_code
         self.num_words = -(-vocab_size // 32)
         self.most_unseen = max_draft_tokens + 1
@@ -106,7 +115,7 @@ class Constraints:
         grammar, reasoning = sampling.grammar, sampling.reasoning
         if grammar is None and reasoning is None:
             return
-        row = self._rows[row_id] = MatchedRow(prompt_len - 1)
+        row = self._rows[row_id] = MatchedRow(prompt_len - 1, mask_s=self._mask_s)
         try:
             answer = None if grammar is None else self._grammars.matcher(grammar)
             row.matcher = answer if reasoning is None else ReasoningMatcher(reasoning, answer, stop_ids)
@@ -149,6 +158,10 @@ class MatchedRow:
     matcher: Matcher | None = None
     error: str = ""
     """Why it takes no more."""
+    mask_s: float = 0.02
+    """Seconds that its masks may take in the mean, beyond :data:`SPARE_S` in all."""
+    spare_s: float = SPARE_S
+    """What is left."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.position += len(tokens)
@@ -166,7 +179,7 @@ class MatchedRow:
         after another one is not looked at. ``words``: ``[1 + len(drafts), num_words]``."""
         if self.matcher is None or self.error:
             return
-        taken = 0
+        taken, begun_s = 0, time.thread_time()
         try:
             self.matcher.fill(words[0])
             for number, draft in enumerate(drafts, 1):
@@ -178,6 +191,10 @@ class MatchedRow:
             self.error = f"{FAILED}{error}"
         else:
             self.matcher.roll_back(taken)
+            self.spare_s = min(SPARE_S, self.spare_s + (1 + taken) * self.mask_s - (time.thread_time() - begun_s))
+            if self.spare_s < 0:
+                limit = f"constraint.mask_ms={1e3 * self.mask_s:g}"
+                self.error = f"{FAILED}finding out what may come next takes too long ({limit})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from engine.service.sandbox import child
 KINDS: tuple[Any, ...] = get_args(Parsed)
 
 
+TOO_MUCH = "The request is nested too deeply, or has an integer beyond 64 bits."
+
+
 class Question(msgspec.Struct, frozen=True, array_like=True):
     """A frame to the child. ``kind``: an index into :data:`KINDS`."""
 
@@ -44,6 +47,8 @@ def answer(frame: bytes) -> bytes:
         return msgspec.msgpack.encode(parse(KINDS[question.kind], question.body, question.limits))
     except ApiError as error:
         return msgspec.msgpack.encode(Refusal(error.kind, error.message, error.param, error.code))
+    except (RecursionError, OverflowError):
+        return msgspec.msgpack.encode(Refusal("invalid", TOO_MUCH, None, "invalid_value"))
 
 
 def rehearse() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.service.body_child import KINDS, Question, Refusal, Reply
+from engine.service.body_child import KINDS, TOO_MUCH, Question, Refusal, Reply
 from engine.service.errors import ApiError, bad_request
 from engine.service.one_at_a_time import OneAtATime
 from engine.service.parsing import Limits, P, parse
@@ -38,6 +38,8 @@ class BodyParser:
                 reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
         except LimitBroken as error:
             raise bad_request(f"The request body cannot be parsed: that {error}.") from None
+        except RecursionError:
+            raise bad_request(TOO_MUCH, code="invalid_value") from None
         if isinstance(reply, Refusal):
             raise ApiError(reply.kind, reply.message, param=reply.param, code=reply.code)
         assert isinstance(reply, kind)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.assembly.plan import EnginePlan
-from engine.contracts.constraint import Constraint
 from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.router import EngineView
 from engine.counters.engine import EngineCounters
 from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
+from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
 from engine.service.latency import RollingLatency
 from engine.service.parsing import Limits
@@ -31,8 +31,8 @@ class EngineHandle:
     plan: EnginePlan
     client: EngineClient
     tokenizer: Tokenizer
-    constraint: Constraint | None = None
-    """Refuses grammars; ``None``: all."""
+    compiler: GrammarWorker | None = None
+    """Refuses grammars; ``None``: all are."""
     grammars: GrammarChecks = field(init=False)
     supervisor: Supervisor = field(init=False)
     counters: EngineCounters = field(init=False)
@@ -42,7 +42,7 @@ class EngineHandle:
     """A name of the engine's plan: it changes when anything about the engine does."""
 
     def __post_init__(self) -> None:
-        self.grammars = GrammarChecks(self.constraint, self.plan.constraint)
+        self.grammars = GrammarChecks(self.compiler, self.plan.constraint)
         self.supervisor = Supervisor(self.client, self.plan.settings.server.stall_s, serving_s=self.plan.stall_s)
         self.counters = EngineCounters(self.plan.drafter.max_width, self.id)
         self.fingerprint = "fp_" + hashlib.sha256(self.plan.to_json()).hexdigest()[:10]

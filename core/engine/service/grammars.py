@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
 
 from engine.contracts.config import ConstraintConfig
-from engine.contracts.constraint import Constraint, Grammar, GrammarError, GrammarKind
-from engine.plugin_guard.calls import describe_error
+from engine.contracts.constraint import CallsGrammar, Grammar, GrammarKind
 from engine.service.errors import ApiError, bad_request
+from engine.service.grammar_child import Verdict
 from engine.service.protocol import GenerationRequest, StructuredOutputs
+from engine.service.sandbox.process import SandboxEnded
 
 T = TypeVar("T")
-THREADS = 2
-"""Grammars compiled at once."""
+MOST_WAITING = 64
+"""Grammars that may wait to be compiled."""
 
 log = structlog.get_logger("engine.grammars")
 
@@ -40,15 +39,15 @@ def _asked(options: GenerationRequest) -> Iterator[tuple[str, Grammar]]:
     if (form := options.response_format) is not None:
         if form.type == "json_object":
             schema = _schema_text(form.schema, "response_format.schema")
-            yield "response_format", Grammar("json_schema", schema) if schema else Grammar("json_object")
+            yield options.format_field, Grammar("json_schema", schema) if schema else Grammar("json_object")
         elif form.type == "json_schema":
             inner = _present(form.json_schema, "response_format.json_schema")
             schema = _schema_text(inner.schema, "response_format.json_schema.schema")
-            yield "response_format", Grammar("json_schema", schema) if schema else Grammar("json_object")
+            yield options.format_field, Grammar("json_schema", schema) if schema else Grammar("json_object")
         elif form.type == "regex":
-            yield "response_format", Grammar("regex", _present(form.pattern, "response_format.pattern"))
+            yield options.format_field, Grammar("regex", _present(form.pattern, "response_format.pattern"))
         elif form.type == "grammar":
-            yield "response_format", Grammar("lark", _present(form.grammar, "response_format.grammar"))
+            yield options.format_field, Grammar("lark", _present(form.grammar, "response_format.grammar"))
     yield from _structured("structured_outputs", options.structured_outputs or StructuredOutputs())
     guided = StructuredOutputs(options.guided_json, options.guided_regex, options.guided_choice, options.guided_grammar)
     yield from _structured("guided", guided)
@@ -102,48 +101,56 @@ def _schema_text(schema: Mapping[str, Any] | bool | str | None, param: str) -> s
         raise bad_request(f"{param} is nested too deeply.", param) from None
 
 
-class GrammarChecks:
-    """Compiles grammars to refuse those that cannot be enforced. Use on the event loop's thread only."""
+class Compiler(Protocol):
+    """What compiles grammars; see :class:`engine.service.grammar_worker.GrammarWorker`."""
 
-    def __init__(self, constraint: Constraint | None, config: ConstraintConfig | None = None) -> None:
-        self._constraint = constraint
+    async def verdict(self, grammar: Grammar, cpu_s: float) -> Verdict: ...
+
+    def close(self) -> None: ...
+
+
+class GrammarChecks:
+    """Has grammars compiled to refuse those that cannot be enforced. Use on the event loop's thread only."""
+
+    def __init__(self, compiler: Compiler | None, config: ConstraintConfig | None = None) -> None:
+        self._compiler = compiler
         self._config = config or ConstraintConfig()
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._waiting = 0
         self._known: OrderedDict[Grammar, str] = OrderedDict()
         """Why one is refused; empty: it is not."""
 
     async def check(self, grammar: Grammar, param: str) -> None:
         """Raises :class:`ApiError` ``invalid`` for a grammar that cannot be enforced or takes too long."""
-        if self._constraint is None:
+        if self._compiler is None:
             raise bad_request("This server has no plugin that follows grammars.", param, "unsupported_parameter")
         why = self._known.get(grammar)
         if why is None:
-            why = too_large(grammar, self._config) or await self._compiled(self._constraint, grammar, param)
+            why = too_large(grammar, self._config) or await self._compiled(self._compiler, grammar)
             self._known[grammar] = why
             if len(self._known) > self._config.max_cached:
                 self._known.popitem(last=False)
         if why:
             raise bad_request(f"{param}: {why[:1].upper()}{why[1:]}.".replace("..", "."), param, "invalid_grammar")
 
-    async def _compiled(self, constraint: Constraint, grammar: Grammar, param: str) -> str:
+    async def _compiled(self, compiler: Compiler, grammar: Grammar) -> str:
         """Why it is refused."""
+        if self._waiting >= MOST_WAITING:
+            raise ApiError("overloaded", "Too many grammars wait already.", code="queue_full", retry_after_s=1)
+        self._waiting += 1
         try:
-            async with asyncio.timeout(self._config.compile_s):
-                await asyncio.get_running_loop().run_in_executor(self._pool, constraint.compile, grammar)
-        except GrammarError as error:
-            return str(error)
-        except TimeoutError:
-            limit = f"constraint.compile_s={self._config.compile_s:g}"
-            raise bad_request(
-                f"{param}: it was not compiled within {limit} seconds.", param, "grammar_timeout"
-            ) from None
-        except Exception as error:  # a plugin may fail in any way: this request's failure, nobody else's
-            log.error("grammar not compiled", error=describe_error(error, constraint, "compile"))
-            raise ApiError("failed", "The server failed to compile the grammar.", code="internal_error") from None
-        return ""
+            verdict = await compiler.verdict(grammar, self._config.compile_s)
+        except SandboxEnded as error:
+            verdict = Verdict(str(error), is_fault=True)
+        finally:
+            self._waiting -= 1
+        if verdict.is_fault:  # this request's failure, nobody else's
+            log.error("grammar not compiled", error=verdict.words)
+            raise ApiError("failed", "The server failed to compile the grammar.", code="internal_error")
+        return verdict.words
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._compiler is not None:
+            self._compiler.close()
 
 
 def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
@@ -151,10 +158,14 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
     size = len(grammar.text.encode())
     if size > limits.max_bytes:
         return f"it has {size} bytes, at most {limits.max_bytes} are taken (constraint.max_bytes)"
-    if grammar.kind != "json_schema":
-        return ""
+    schemas: tuple[Any, ...] = ()
+    if grammar.kind == "json_schema":
+        schemas = (msgspec.json.decode(grammar.text),)
+    elif grammar.kind == "calls":
+        calls = msgspec.json.decode(grammar.text, type=CallsGrammar)
+        schemas = (*calls.schemas, calls.otherwise)
     counts, deepest = {"properties": 0, "enum": 0}, 0
-    left: list[tuple[Any, int]] = [(msgspec.json.decode(grammar.text), 1)]
+    left: list[tuple[Any, int]] = [(schema, 1) for schema in schemas]
     while left:
         value, depth = left.pop()
         deepest = max(deepest, depth)

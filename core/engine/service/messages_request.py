@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -32,6 +33,10 @@ BILLING = "x-anthropic-billing-header:"
 prompt would begin like another."""
 
 
+OF_OTHERS = re.compile(r"redacted_thinking|server_tool_use|mcp_tool_use|\w+_tool_result|container_upload|compaction")
+"""Kinds of blocks that say what another service did by itself: the model here is not told."""
+
+
 class Block(msgspec.Struct):
     """A part of a content."""
 
@@ -42,7 +47,8 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    source: dict[str, Any] | str | None = None
     is_error: bool | None = None
     """Without effect: what the tool said speaks for itself."""
 
@@ -55,7 +61,7 @@ class MessagesTurn(msgspec.Struct):
 class MessagesTool(msgspec.Struct):
     """A function that the model may call, or with another ``type`` than ``custom`` a tool that other services run."""
 
-    name: str
+    name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -92,9 +98,10 @@ class Metadata(msgspec.Struct):
 class CountRequest(CommonOptions, kw_only=True):
     """What of a request is its prompt. ``/v1/messages/count_tokens`` takes this."""
 
-    ignored = frozenset(
-        {"betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "speed"}
-    )
+    ignored = frozenset({
+        "anthropic_version", "betas", "cache_control", "container", "context_management", "diagnostics",
+        "inference_geo", "max_tokens", "speed", "stop_sequences",
+    })  # fmt: skip
     verbatim = frozenset({"tools", "messages", "output_config", "output_format"})
 
     messages: Annotated[list[MessagesTurn], Meta(min_length=1)]
@@ -124,6 +131,7 @@ class MessagesOptions(ChatOptions, kw_only=True):
     kind = "messages"
     id_prefix = "msg_"
     fits_output = True
+    format_field = "output_config.format"
 
 
 def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]]:
@@ -154,10 +162,15 @@ def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]
 
 
 def _tools(tools: list[MessagesTool]) -> list[Tool]:
-    own = [tool for tool in tools if tool.type in (None, "custom")]
     return [
-        function_tool("tools", name=tool.name, description=tool.description, parameters=tool.input_schema)
-        for tool in own
+        function_tool(
+            f"tools[{i}]",
+            name=required(tool.name, f"tools[{i}].name"),
+            description=tool.description,
+            parameters=tool.input_schema,
+        )
+        for i, tool in enumerate(tools)
+        if tool.type in (None, "custom")
     ]
 
 
@@ -203,9 +216,18 @@ def _turn(turn: MessagesTurn, at: str) -> list[Message]:
             said()
             found.append(_result(block, f"{at}.content[{i}]"))
         else:
-            parts.append(ContentPart(block.type, block.text))
+            parts.append(_part(block))
     said()
     return found or [Message(turn.role, "")]
+
+
+def _part(block: Block) -> ContentPart:
+    """Documents and results of a search that are text are told as text."""
+    if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
+        return ContentPart("text", str(block.source.get("data") or ""))
+    if block.type == "search_result" and isinstance(block.content, list):
+        return ContentPart("text", "\n".join([part.text or "" for part in block.content]))
+    return ContentPart(block.type, block.text)
 
 
 def _answer(blocks: list[Block], at: str) -> Message:
@@ -220,7 +242,7 @@ def _answer(blocks: list[Block], at: str) -> Message:
         elif block.type == "tool_use":
             function = MessageFunction(required(block.name, f"{where}.name"), block.input or {})
             calls.append(MessageToolCall(function, required(block.id, f"{where}.id")))
-        elif block.type not in ("redacted_thinking", "server_tool_use", "web_search_tool_result"):
+        elif OF_OTHERS.fullmatch(block.type) is None:
             expected = "text, thinking or tool_use"
             raise bad_request(f"{where} has type {block.type[:32]!r}, expected {expected}.", where, "invalid_value")
     thought = "".join(thoughts) or None
@@ -230,9 +252,12 @@ def _answer(blocks: list[Block], at: str) -> Message:
 def _result(block: Block, at: str) -> Message:
     content = block.content
     if isinstance(content, list):
-        for i, part in enumerate(content):
+        parts = [_part(part) for part in content]
+        for i, part in enumerate(parts):
             if part.type != "text":
                 where = f"{at}.content[{i}]"
                 raise bad_request(f"{where} has type {part.type[:32]!r}; this server computes text only.", where)
-        content = "\n".join([part.text or "" for part in content])
+        content = "\n".join([part.text or "" for part in parts])
+    if isinstance(content, dict):
+        raise bad_request(f"{at}.content is an object, expected text or a list of blocks.", f"{at}.content")
     return Message("tool", content or "", tool_call_id=required(block.tool_use_id, f"{at}.tool_use_id"))

@@ -6,6 +6,7 @@ everything that comes back can be sent through a pipe and taken in quickly.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from engine.service.validation import (
     turns_of,
 )
 
+LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 Packed = bytes
 """Token ids as int32 in this machine's byte order."""
 
@@ -114,8 +116,27 @@ S = TypeVar("S", ChatOptions, CompletionOptions)
 
 def parse(kind: type[P], body: bytes, limits: Limits) -> P:
     """Raises :class:`ApiError` ``invalid``, or ``not_found`` for another model."""
-    parsed: P = _PARSERS[kind](body, limits)
+    try:
+        parsed: P = _PARSERS[kind](body, limits)
+    except RecursionError:
+        raise bad_request("The request is nested too deeply.", code="invalid_value") from None
+    if LARGE_NUMBER.search(body) and _has_large_number(body):
+        raise bad_request("The request has an integer beyond 64 bits.", code="invalid_value")
     return parsed
+
+
+def _has_large_number(body: bytes) -> bool:
+    """Whether there is one that no encoder here takes, outside of strings. What is no JSON is refused elsewhere."""
+    try:
+        left: list[Any] = [msgspec.json.decode(body)]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    while left:
+        value = left.pop()
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return True
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return False
 
 
 def parse_messages(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> Conversation:

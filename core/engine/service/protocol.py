@@ -147,7 +147,11 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     id: str | None = None
-    """Without effect."""
+    """Without effect; so are the next ones, which clients keep beside answers."""
+    cache_control: Any = None
+    thinking_blocks: Any = None
+    provider_specific_fields: Any = None
+    reasoning_details: Any = None
     tool_calls: list[MessageToolCall] | None = None
     """Calls that an assistant has asked for."""
     tool_call_id: str | None = None
@@ -230,6 +234,8 @@ class GenerationRequest(CommonOptions, kw_only=True):
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None] = None
     """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
+    format_field: ClassVar[str] = "response_format"
+    """Which field :attr:`response_format` came by."""
     fits_output: ClassVar[bool] = False
     """A request for more output tokens than there is room for gets all the room; otherwise it is refused."""
 

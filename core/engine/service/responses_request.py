@@ -5,6 +5,7 @@ Nothing is stored between requests: a client sends the whole conversation each t
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -33,8 +34,8 @@ from engine.service.translating import common, function_tool, required, system_f
 
 TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 """Kinds of parts that are text."""
-TOLERATED = ("web_search_call", "file_search_call", "computer_call", "code_interpreter_call", "image_generation_call")
-"""Items that say what another service did by itself: the model here is not told."""
+TOLERATED = re.compile(r"\w+_call|\w+_call_output|mcp_\w+|tool_search_output|compaction")
+"""Kinds of items that say what another service did by itself: the model here is not told."""
 
 
 class Part(msgspec.Struct):
@@ -51,7 +52,8 @@ class Item(msgspec.Struct):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
 
@@ -133,6 +135,7 @@ class ResponsesOptions(ChatOptions, kw_only=True):
     kind = "responses"
     id_prefix = "resp_"
     fits_output = True
+    format_field = "text.format"
 
     echoed: dict[str, Any] = msgspec.field(default_factory=dict)
     """What the answer repeats of the request."""
@@ -197,22 +200,24 @@ def _plain(value: Any) -> Any:
 
 def _tools(request: ResponsesRequest) -> tuple[list[Tool], Any]:
     """The functions among the tools, those that are allowed, and the choice among them."""
-    functions = [tool for tool in request.tools or () if tool.type == "function" and tool.name]
+    functions = [
+        (required(tool.name, f"tools[{i}].name"), f"tools[{i}]", tool)
+        for i, tool in enumerate(request.tools or ())
+        if tool.type == "function"
+    ]
     choice: Any = request.tool_choice
     if isinstance(choice, ResponsesChoice):
-        if choice.type == "function" and choice.name:
-            choice = ToolChoice(ChosenFunction(choice.name))
+        if choice.type == "function":
+            choice = ToolChoice(ChosenFunction(required(choice.name, "tool_choice.name")))
         elif choice.type == "allowed_tools":
             names = {tool.get("name") for tool in choice.tools}
-            functions, choice = [tool for tool in functions if tool.name in names], choice.mode or "auto"
+            functions, choice = [each for each in functions if each[0] in names], choice.mode or "auto"
         else:
             at = "tool_choice.type"
             raise bad_request(f"{at} is {choice.type[:32]!r}; this server calls functions only.", at)
     found = [
-        function_tool(
-            "tools", name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-        for tool in functions
+        function_tool(at, name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+        for name, at, tool in functions
     ]
     return found, choice if found or choice not in ("auto", "none") else None
 
@@ -244,11 +249,13 @@ def _add(found: list[Message], item: Item, at: str) -> None:
         else:
             found.append(Message(item.role, content))
     elif item.type in ("function_call", "custom_tool_call"):
-        function = MessageFunction(required(item.name, f"{at}.name"), item.arguments or "")
+        given = item.arguments or "" if item.input is None else {"input": item.input}
+        function = MessageFunction(required(item.name, f"{at}.name"), given)
         call = MessageToolCall(function, required(item.call_id, f"{at}.call_id"))
         if not found or found[-1].role != "assistant":
             found.append(Message("assistant"))
-        found[-1].tool_calls = [*(found[-1].tool_calls or ()), call]
+        calls = found[-1].tool_calls = found[-1].tool_calls or []
+        calls.append(call)
     elif item.type in ("function_call_output", "custom_tool_call_output"):
         said = _content(item.output, f"{at}.output")
         found.append(Message("tool", said or "", tool_call_id=required(item.call_id, f"{at}.call_id")))
@@ -257,7 +264,7 @@ def _add(found: list[Message], item: Item, at: str) -> None:
         thought = "\n".join([part.text or "" for part in parts or ()])
         if thought:
             found.append(Message("assistant", reasoning_content=thought))
-    elif item.type not in TOLERATED:
+    elif TOLERATED.fullmatch(item.type) is None:
         known = "message, function_call, function_call_output or reasoning"
         raise bad_request(f"{at} has type {item.type[:32]!r}, expected {known}.", at, "invalid_value")
 

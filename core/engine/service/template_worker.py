@@ -93,11 +93,16 @@ class TemplateWorker:
 
 def _question(conversation: Conversation, specials: re.Pattern[str] | None) -> tuple[bytes, int, dict[str, str]]:
     """What to ask, how large the answer may be, and the special tokens that placeholders in it stand for."""
-    asked, names = quoted(conversation.plain(), specials)
-    frame = msgspec.msgpack.encode(asked)
+    try:
+        asked, names = quoted(conversation.plain(), specials)
+        frame, size = msgspec.msgpack.encode(asked), max_chars(asked)
+    except RecursionError:
+        raise TemplateRefused("the conversation is nested too deeply") from None
+    except OverflowError:
+        raise TemplateRefused("the conversation has an integer beyond 64 bits") from None
     if len(frame) > MAX_FRAME:
         raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
-    return frame, 4096 + 4 * max_chars(asked), names
+    return frame, 4096 + 4 * size, names
 
 
 def _one_line(words: str) -> str:

@@ -20,9 +20,17 @@ class ToolParser:
 
     is_reasoning = False
 
-    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], most: int | None = None) -> None:
+    def __init__(
+        self,
+        syntax: CallSyntax,
+        functions: Mapping[str, Mapping[str, Any]],
+        most: int | None = None,
+        calls_only: bool = False,
+    ) -> None:
         """``functions``: those on offer, by name, with the schemas of their parameters; without tags only they are
-        calls. ``most``: calls, others are left out."""
+        calls. ``most``: calls, others are left out. ``calls_only``: a grammar allows nothing else; what is none was
+        cut, and is left out."""
+        self._calls_only = calls_only
         self._syntax = syntax
         self._functions = functions
         self._most = most
@@ -42,11 +50,15 @@ class ToolParser:
     def feed(self, text: str) -> tuple[Part, ...]:
         """The parts that become certain with this text."""
         self._held += text
-        return merged([*self._parts(final=False)])
+        return self._shown_parts(final=False)
 
     def finish(self) -> tuple[Part, ...]:
         """The rest: what was held back is text."""
-        return merged([*self._parts(final=True)])
+        return self._shown_parts(final=True)
+
+    def _shown_parts(self, final: bool) -> tuple[Part, ...]:
+        parts = [*self._parts(final)]
+        return merged([part for part in parts if not (self._calls_only and isinstance(part, Text))])
 
     def _parts(self, final: bool) -> Iterator[Part]:
         while True:

@@ -127,5 +127,23 @@ def _call_schema(syntax: CallSyntax, function: Mapping[str, Any]) -> dict[str, A
     parameters = function.get("parameters") or {"type": "object"}
     if syntax.form != "object":
         return dict(parameters)
+    parameters = _within(parameters, f"#/properties/{syntax.arguments}")
     properties = {"name": {"const": function["name"]}, syntax.arguments: parameters}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _within(schema: Any, place: str) -> Any:
+    """A schema with its own references as they are where it stands at ``place`` of another one."""
+    if isinstance(schema, list):
+        return [_within(each, place) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            found[key] = place + value[1:]
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            found[key] = {name: _within(each, place) for name, each in value.items()}
+        else:
+            found[key] = value if key in ("const", "enum", "default", "examples") else _within(value, place)
+    return found

@@ -27,11 +27,13 @@ class ToolUse:
     """Calls that are kept; ``None``: all."""
     shows_special: bool
     """The syntax has a special token, which must be seen."""
+    must_call: bool
+    """The output consists of calls alone."""
     is_named: bool
     """One function must be called, as the client said: the output ends with ``stop``."""
 
     def parser(self) -> ToolParser:
-        return ToolParser(self.syntax, self.functions, self.most)
+        return ToolParser(self.syntax, self.functions, self.most, self.must_call)
 
 
 def functions_of(options: ChatOptions) -> list[dict[str, Any]]:
@@ -42,6 +44,9 @@ def functions_of(options: ChatOptions) -> list[dict[str, Any]]:
         if tool.type != "function" or tool.function is None:
             at = f"tools[{i}]"
             raise bad_request(f"{at} has type {tool.type[:32]!r}; only functions are supported, with a 'function'.", at)
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            at = f"tools[{i}].function.parameters"
+            raise bad_request(f"{at}.type is not 'object': a function's parameters are the properties of one.", at)
         found.append(msgspec.to_builtins(tool.function))
     names = [function["name"] for function in found]
     if len(set(names)) < len(names):
@@ -67,7 +72,8 @@ def tool_use(options: GenerationRequest, tokenizer: Tokenizer) -> ToolUse | None
     most = 1 if options.parallel_tool_calls is False or is_named else None
     schemas = {function["name"]: function.get("parameters") or {} for function in functions}
     shows_special = not tokenizer.special_ids.keys().isdisjoint(syntax.texts)
-    return ToolUse(syntax, schemas, most, shows_special, is_named)
+    must_call = is_named or options.tool_choice == "required"
+    return ToolUse(syntax, schemas, most, shows_special, must_call, is_named)
 
 
 def tool_grammar(
@@ -77,10 +83,9 @@ def tool_grammar(
     describes it."""
     if use is None or not isinstance(options, ChatOptions):
         return asked
-    must = options.tool_choice == "required" or use.is_named
-    if not must and asked is None:
+    if not use.must_call and asked is None:
         return None
-    otherwise = None if must or asked is None else _schema(asked)
+    otherwise = None if use.must_call or asked is None else _schema(asked)
     functions = _callable(options, functions_of(options))
     return call_grammar(use.syntax, functions, special_ids, several=use.most is None, otherwise=otherwise)
 

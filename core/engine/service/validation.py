@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, TypeVar
 
 import msgspec
@@ -177,9 +178,7 @@ def template_variables(request: ChatOptions | TokenizeRequest) -> dict[str, Any]
 
 
 def tools_of(request: ChatOptions | TokenizeRequest) -> tuple[dict[str, Any], ...]:
-    """The tools that the chat template is given: none where none may be called."""
-    if getattr(request, "tool_choice", None) == "none":
-        return ()
+    """The tools that the chat template is given, also where none may be called: the prompt stays what it was."""
     return tuple([msgspec.to_builtins(tool) for tool in request.tools or () if tool.function is not None])
 
 
@@ -200,7 +199,7 @@ def _turn(message: Message, where: str) -> Turn:
         if getattr(message, name):
             raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
     role = "system" if message.role == "developer" else message.role
-    if message.content is None and role != "assistant":
+    if message.content is None and role not in ("assistant", "tool"):
         raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
     if role == "tool" and not message.tool_call_id:
         raise bad_request(f"'{where}.tool_call_id' is missing.", f"{where}.tool_call_id")
@@ -217,10 +216,19 @@ def _call(call: MessageToolCall) -> ToolCall:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
+            arguments = json.loads(arguments, parse_int=_number, parse_constant=_refuse)
+        except (ValueError, RecursionError):
             arguments = {}
     return ToolCall(call.id, FunctionCall(call.function.name, arguments if isinstance(arguments, dict) else {}))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # NaN and infinities are no JSON
+
+
+def _number(digits: str) -> int | float:
+    """An integer, as far as templates can be given it."""
+    return int(digits) if len(digits) < 19 else float(digits)
 
 
 def _content(content: str | list[ContentPart] | None, where: str) -> str | list[TextPart]:

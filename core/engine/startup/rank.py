@@ -202,7 +202,11 @@ class Rank:
                 tables = self.runner.tables
                 by_native_code = plan.device.kind == "cpu" and plan.execution == "compile"
                 tables.constraints = Constraints(
-                    self.grammars, tables.vocab_size, bound.drafter.max_width, by_native_code
+                    self.grammars,
+                    tables.vocab_size,
+                    bound.drafter.max_width,
+                    by_native_code,
+                    plan.constraint.mask_ms / 1e3,
                 )
         drafts = drafts_of(self.runner)
         if drafts is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +48,12 @@ class LLGuidance:
         self._model = context.model
         self._loading = threading.Lock()
         self._loaded: tuple[Any, Any, Any] | None = None
+        self._specials: tuple[str, ...] = ()
 
     def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
-        """Raises :class:`GrammarError` in the library's words."""
+        """Raises :class:`GrammarError`, in the library's words where it refuses one."""
         lib, tokenizer, limits = self._library()
+        self._refuse(grammar)
         try:
             source = self._source(lib, grammar)
         except GrammarError:
@@ -60,9 +62,20 @@ class LLGuidance:
             raise GrammarError(_one_line(str(error))) from None
         # log_level=0: the library writes to stderr otherwise.
         matcher = lib.LLMatcher(tokenizer, source, limits=limits, log_level=0)
+        first = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise GrammarError(_one_line(matcher.get_error()))
+        if not any(first):
+            raise GrammarError("no output can follow it")
         return LLGuidanceMatcher(matcher, tokenizer.eos_tokens)
+
+    def _refuse(self, grammar: Grammar) -> None:
+        """What the library would read otherwise than it is meant."""
+        if "x-guidance" in grammar.text:
+            raise GrammarError("it has 'x-guidance', an extension of the library that clients cannot set")
+        fixed = "\n".join(_fixed_texts(grammar))
+        if special := next((text for text in self._specials if text in fixed), None):
+            raise GrammarError(f"it has the text {special!r}, which is a special token of this model")
 
     def _source(self, lib: Any, grammar: Grammar) -> str:
         """In the library's own form. Raises ``ValueError``."""
@@ -104,8 +117,35 @@ class LLGuidance:
                     tokenizer = llguidance.LLTokenizer(text, n_vocab=self._model.vocab_size, eos_token=ends)
                 except (OSError, ValueError) as error:
                     raise GrammarError(f"this model's vocabulary cannot be read: {path.name}: {error}") from None
+                added = json.loads(text).get("added_tokens", ())
+                self._specials = tuple([token["content"] for token in added if token.get("special")])
                 self._loaded = llguidance, tokenizer, llguidance.LLParserLimits(verbose_errors=False)
             return self._loaded
+
+
+def _fixed_texts(grammar: Grammar) -> Iterator[str]:
+    """Texts that an output must have as they are: choices, and in schemas names, constants and enums."""
+    match grammar.kind:
+        case "choice":
+            yield from json.loads(grammar.text)
+        case "json_schema":
+            yield from _fixed_in(json.loads(grammar.text))
+        case "calls":
+            calls = msgspec.json.decode(grammar.text, type=CallsGrammar)
+            for schema in (*calls.schemas, calls.otherwise):
+                yield from _fixed_in(schema)
+
+
+def _fixed_in(schema: Any) -> Iterator[str]:
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield from (name for name in value.get("properties") or () if isinstance(name, str))
+            yield from (json.dumps(value[key], ensure_ascii=False) for key in ("const", "enum") if key in value)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}

@@ -59,3 +59,15 @@ class TestLLGuidance(ConstraintConformance):
         if syntax.form != "marked":  # whose values are no JSON
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
+
+    def test_parameters_may_refer_to_their_own_definitions(self) -> None:
+        parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]}
+        parameters["$defs"] = {"X": {"type": "integer"}}
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        for syntax in SYNTAXES:
+            made.compile(call_grammar(syntax, [{"name": "f", "parameters": parameters}], {}))
+        tagged = next(syntax for syntax in SYNTAXES if syntax.name == "tagged")
+        matcher = made.compile(call_grammar(tagged, [{"name": "f", "parameters": parameters}], {}))
+        text = '<tool_call>{"name": "f", "arguments": {"a": '
+        assert all(matcher.advance(token) for token in self.tokens(text))
+        assert not matcher.advance(self.tokens('"')[0]) and matcher.advance(self.tokens("3")[0])

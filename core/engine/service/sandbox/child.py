@@ -27,9 +27,9 @@ Answer = Callable[[bytes], bytes]
 
 
 def main(answer: Answer, rehearse: Callable[[], object]) -> int:
-    """``python -m MODULE PARENT MEMORY_MB``. ``rehearse``: load what libraries load on first use; no file can be opened
-    later."""
-    parent, memory_mb = map(int, sys.argv[1:])
+    """``python -m MODULE PARENT MEMORY_MB``, and what else the module takes. ``rehearse``: load what libraries load on
+    first use; no file can be opened later."""
+    parent, memory_mb = map(int, sys.argv[1:3])
     end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; this process ends with its socket
         signal.signal(number, signal.SIG_IGN)

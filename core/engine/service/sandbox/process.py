@@ -38,6 +38,10 @@ class SandboxEnded(RuntimeError):
     """A child died, or could not be started; the message is what it did: "crashed (signal 9)"."""
 
 
+class Crashed(SandboxEnded):
+    """A child was ended by a signal, as where its stack overflows: "crashed (signal 11)"."""
+
+
 class LimitBroken(SandboxEnded):
     """The task is to blame: "took more than 1 s of CPU time"."""
 
@@ -54,12 +58,13 @@ class Sandbox:
         memory_mb: int,
         *,
         num_children: int = 1,
+        arguments: tuple[str, ...] = (),
         setup: bytes = b"",
         check: Callable[[bytes], object] | None = None,
     ) -> None:
-        """``module``: what a child runs, see :func:`engine.service.sandbox.child.main`. ``setup``: its first frame,
-        whose answer ``check`` may refuse by raising."""
-        self._children = [_Child(module, memory_mb, setup, check) for _ in range(num_children)]
+        """``module``: what a child runs, see :func:`engine.service.sandbox.child.main`, with more ``arguments``.
+        ``setup``: its first frame, whose answer ``check`` may refuse by raising."""
+        self._children = [_Child(module, memory_mb, arguments, setup, check) for _ in range(num_children)]
         self._free = list(self._children)
         self._waiting: deque[Future[_Child]] = deque()
         self._lock = threading.Lock()
@@ -183,9 +188,17 @@ class Sandbox:
 class _Child:
     """One process after the other, each replacing one that ended. For one caller at a time, but for :meth:`kill`."""
 
-    def __init__(self, module: str, memory_mb: int, setup: bytes, check: Callable[[bytes], object] | None) -> None:
+    def __init__(
+        self,
+        module: str,
+        memory_mb: int,
+        arguments: tuple[str, ...],
+        setup: bytes,
+        check: Callable[[bytes], object] | None,
+    ) -> None:
         self._module = module
         self._memory_mb = memory_mb
+        self._arguments = arguments
         self._setup = setup
         self._check = check
         self._process: subprocess.Popen[bytes] | None = None
@@ -275,7 +288,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(self._memory_mb)],
+                [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(self._memory_mb), *self._arguments],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -307,7 +320,7 @@ class _Child:
             case code if code == OUT_OF_MEMORY:
                 return LimitBroken(f"took more than {self._memory_mb} MB of memory")
             case code:
-                return SandboxEnded(f"crashed ({describe_exit(code)})")
+                return (Crashed if code < 0 else SandboxEnded)(f"crashed ({describe_exit(code)})")
 
 
 def _environment() -> dict[str, str]:

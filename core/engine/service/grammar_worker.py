@@ -1,0 +1,36 @@
+"""Grammars are compiled in a sandbox (:mod:`engine.service.grammar_child`) before an engine sees them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.constraint import Grammar
+from engine.service.grammar_child import Verdict
+from engine.service.sandbox.process import Crashed, LimitBroken, Sandbox
+
+MEMORY_MB = 1024
+NUM_CHILDREN = 2
+MOST_WORDS = 1000
+
+
+class GrammarWorker:
+    """Its processes start with the first grammars. Use on the event loop's thread."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._sandbox = Sandbox(
+            "engine.service.grammar_child", MEMORY_MB, num_children=NUM_CHILDREN, arguments=(plan.to_json().decode(),)
+        )
+        self._decode = msgspec.msgpack.Decoder(Verdict).decode
+
+    async def verdict(self, grammar: Grammar, cpu_s: float) -> Verdict:
+        """``cpu_s``: how long compiling may take. Raises ``SandboxEnded`` where that cannot be told."""
+        try:
+            return self._decode(await self._sandbox.ask(msgspec.msgpack.encode(grammar), cpu_s, 4 * MOST_WORDS + 4096))
+        except LimitBroken as error:
+            return Verdict(f"compiling it {error} (constraint.compile_s={cpu_s:g})")
+        except Crashed:
+            return Verdict("it is too large or too deeply nested to be compiled")
+
+    def close(self) -> None:
+        self._sandbox.close()
