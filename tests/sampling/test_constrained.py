@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.contracts.constraint import Grammar, GrammarError
-from engine.sampling.constrained import Grammars, TokenMasks
+from engine.sampling.constrained import Grammars, MatchedRow, TokenMasks
 from tests.native import needs_compiler
 
 
@@ -83,3 +84,26 @@ def test_a_wrong_grammar_is_not_kept() -> None:
         with pytest.raises(GrammarError):
             grammars.matcher(Grammar("regex", "wrong"))
     assert constraint.compiled == ["wrong", "wrong"]
+
+
+class Slow(Place):
+    """Each mask takes a while of a processor."""
+
+    def fill(self, mask: Tensor) -> None:
+        ends = time.thread_time() + 0.02
+        while time.thread_time() < ends:
+            pass
+        super().fill(mask)
+
+
+def test_a_request_whose_masks_take_too_long_ends() -> None:
+    words = torch.zeros(1, 1, dtype=torch.int32)
+    slow, quick = MatchedRow(0, Slow(), mask_s=0.001, spare_s=0.1), MatchedRow(0, Place(), mask_s=0.001, spare_s=0.1)
+    for _ in range(8):
+        slow.fill((), words)
+        quick.fill((), words)
+    assert "takes too long (constraint.mask_ms=1)" in slow.error and not quick.error
+    burst = MatchedRow(0, Slow(), mask_s=0.001, spare_s=0.1)
+    for _ in range(3):  # what it may take beyond the mean
+        burst.fill((), words)
+    assert not burst.error

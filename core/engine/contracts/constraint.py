@@ -85,7 +85,9 @@ class Matcher(Protocol):
 
 @runtime_checkable
 class Constraint(Protocol):
-    """The plugin. The API process has one to refuse what cannot be compiled, each rank one that it matches with."""
+    """The plugin. A rank has one that it matches with; another one, in a sandbox beside the API process, refuses what
+    cannot be compiled. The sandbox compiles a grammar of JSON and one in GBNF before it is closed: later no file or
+    socket can be opened, and no process started."""
 
     def compile(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises :class:`GrammarError` saying what is wrong with the grammar,

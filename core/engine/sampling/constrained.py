@@ -7,6 +7,7 @@ for any other request.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -96,7 +97,7 @@ class Constraints:
         vocab_size: int,
         max_draft_tokens: int,
         by_native_code: bool = False,
-        mask_s: float = 0.02,
+        mask_s: float = math.inf,
     ) -> None:
         """``by_native_code``: see :attr:`TokenMasks.by_native_code`. ``mask_s``: see :attr:`MatchedRow.mask_s`."""
         self._mask_s = mask_s
@@ -158,8 +159,8 @@ class MatchedRow:
     matcher: Matcher | None = None
     error: str = ""
     """Why it takes no more."""
-    mask_s: float = 0.02
-    """Seconds that its masks may take in the mean, beyond :data:`SPARE_S` in all."""
+    mask_s: float = math.inf
+    """CPU seconds that its masks may take in the mean, beyond :data:`SPARE_S` in all."""
     spare_s: float = SPARE_S
     """What is left."""
 
