@@ -48,6 +48,154 @@ def reader_of(syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) ->
     return MarkedReader(syntax, functions)
 
 
+class ObjectReader(CallReader):
+    """A JSON object that has the name and the arguments."""
+
+    def __init__(self, arguments: str, names: frozenset[str] | None) -> None:
+        super().__init__()
+        self._key_of_arguments = arguments
+        self._names = names
+        self._depth = 0
+        self._string = self._escaped = False
+        self._token = ""
+        """The key or value at the first level that is being read."""
+        self._key: str | None = None
+        self._value_begun = False
+        self._arguments: str | None = None
+        """Read before the name."""
+
+    def feed(self, text: str) -> Iterator[str]:
+        piece = ""
+        for at, character in enumerate(text):
+            if self.index is None:
+                self.raw += character
+            step = self._step(character)
+            if self.failed:
+                # Of a call that is one already, what follows is no part.
+                self.rest = text[at + 1 :] if self.index is None else text[at:]
+                self.ended = self.index is not None
+                break
+            if step is not None:
+                piece += step
+                if self.index is None:
+                    yield piece  # the caller gives it a number
+                    piece = ""
+            if self.ended:
+                self.rest = text[at + 1 :]
+                break
+        if piece:
+            yield piece
+
+    def _step(self, character: str) -> str | None:
+        """What is new of the arguments; ``None``: nothing, and no more is certain than before."""
+        if self._depth == 0:
+            if character == "{":
+                self._depth = 1
+            elif not character.isspace():
+                self.failed = True
+            return None
+        in_value = self._key is not None and self._value_begun
+        if self._string:
+            self._note(character)
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._string = False
+                if self._depth == 1 and self._key is None:
+                    self._end_key()
+                    return None
+            return self._streamed(character) if in_value else None
+        if self._depth == 1 and not in_value:
+            return self._between(character)
+        if character == '"':
+            self._string = True
+        if self._depth == 1 and character in ",}":
+            done = self._end_value()
+            if character == "}" and not self.failed:
+                return self._end(done)
+            return done
+        self._depth += (character in "{[") - (character in "}]")
+        if self._depth == 0 and character == "]":
+            self.failed = True
+            return None
+        self._note(character)
+        return self._streamed(character)
+
+    def _between(self, character: str) -> str | None:
+        """Keys, colons and commas of the first level."""
+        if self._key is None:
+            if character == '"':
+                self._string, self._token = True, '"'
+            elif character == "}":
+                return self._end(None)
+            elif not character.isspace() and character != ",":
+                self.failed = True
+            return None
+        if character == ":" or character.isspace():
+            return None
+        self._value_begun, self._token = True, character
+        self._string = character == '"'
+        self._depth += character in "{["
+        return self._streamed(character)
+
+    def _end_key(self) -> None:
+        try:
+            self._key = str(json.loads(self._token))
+        except ValueError:
+            self.failed = True
+        self._token, self._value_begun = "", False
+
+    @property
+    def _streams(self) -> bool:
+        """The value being read is what the arguments are, of a call whose name is known."""
+        return self._key == self._key_of_arguments and bool(self.name) and not self._token.startswith('"')
+
+    def _note(self, character: str) -> None:
+        """Keep what is not passed on as it comes."""
+        if not self._streams:
+            self._token += character
+
+    def _streamed(self, character: str) -> str | None:
+        return character if self._streams else None
+
+    def _end_value(self) -> str | None:
+        """At the comma or bracket after a value of the first level."""
+        key, token = self._key, self._token.strip()
+        streamed = self._streams
+        self._key, self._token, self._value_begun = None, "", False
+        if streamed:
+            return None
+        try:
+            value = json.loads(token)
+        except ValueError:
+            self.failed = self.index is None
+            return None
+        if key == "name":
+            if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
+                self.failed = True
+                return None
+            self.name = value
+            found, self._arguments = self._arguments, None
+            return found
+        if key == self._key_of_arguments:
+            text = value if isinstance(value, str) else token
+            if self.name:
+                return text
+            self._arguments = text
+        return None
+
+    def _end(self, done: str | None) -> str | None:
+        if not self.name:
+            self.failed = True
+            return None
+        self.ended = True
+        if done is None and self.index is None:
+            return "{}"  # it was called without arguments
+        return done
+
+
 class NamedReader(CallReader):
     """A name, a text after it, and the arguments as a JSON object."""
 
@@ -200,146 +348,3 @@ class MarkedReader(CallReader):
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN and infinities are no JSON
-
-
-class ObjectReader(CallReader):
-    """A JSON object that has the name and the arguments."""
-
-    def __init__(self, arguments: str, names: frozenset[str] | None) -> None:
-        super().__init__()
-        self._key_of_arguments = arguments
-        self._names = names
-        self._depth = 0
-        self._string = self._escaped = False
-        self._token = ""
-        """The key or value at the first level that is being read."""
-        self._key: str | None = None
-        self._value_begun = False
-        self._arguments: str | None = None
-        """Read before the name."""
-
-    def feed(self, text: str) -> Iterator[str]:
-        piece = ""
-        for at, character in enumerate(text):
-            if self.index is None:
-                self.raw += character
-            step = self._step(character)
-            if self.failed:
-                # Of a call that is one already, what follows is no part.
-                self.rest = text[at + 1 :] if self.index is None else text[at:]
-                self.ended = self.index is not None
-                break
-            if step is not None:
-                piece += step
-                if self.index is None:
-                    yield piece  # the caller gives it a number
-                    piece = ""
-            if self.ended:
-                self.rest = text[at + 1 :]
-                break
-        if piece:
-            yield piece
-
-    def _step(self, character: str) -> str | None:
-        """What is new of the arguments; ``None``: nothing, and no more is certain than before."""
-        if self._depth == 0:
-            if character == "{":
-                self._depth = 1
-            elif not character.isspace():
-                self.failed = True
-            return None
-        in_value = self._key is not None and self._value_begun
-        if self._string:
-            self._token += character
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._string = False
-                if self._depth == 1 and self._key is None:
-                    self._end_key()
-                    return None
-            return self._streamed(character) if in_value else None
-        if self._depth == 1 and not in_value:
-            return self._between(character)
-        if character == '"':
-            self._string = True
-        if self._depth == 1 and character in ",}":
-            done = self._end_value()
-            if character == "}" and not self.failed:
-                return self._end(done)
-            return done
-        self._depth += (character in "{[") - (character in "}]")
-        if self._depth == 0 and character == "]":
-            self.failed = True
-            return None
-        self._token += character
-        return self._streamed(character)
-
-    def _between(self, character: str) -> str | None:
-        """Keys, colons and commas of the first level."""
-        if self._key is None:
-            if character == '"':
-                self._string, self._token = True, '"'
-            elif character == "}":
-                return self._end(None)
-            elif not character.isspace() and character != ",":
-                self.failed = True
-            return None
-        if character == ":" or character.isspace():
-            return None
-        self._value_begun, self._token = True, character
-        self._string = character == '"'
-        self._depth += character in "{["
-        return self._streamed(character)
-
-    def _end_key(self) -> None:
-        try:
-            self._key = str(json.loads(self._token))
-        except ValueError:
-            self.failed = True
-        self._token, self._value_begun = "", False
-
-    @property
-    def _streams(self) -> bool:
-        """The value being read is what the arguments are, of a call whose name is known."""
-        return self._key == self._key_of_arguments and bool(self.name) and not self._token.startswith('"')
-
-    def _streamed(self, character: str) -> str | None:
-        return character if self._streams else None
-
-    def _end_value(self) -> str | None:
-        """At the comma or bracket after a value of the first level."""
-        key, token = self._key, self._token.strip()
-        streamed = self._streams
-        self._key, self._token, self._value_begun = None, "", False
-        if streamed:
-            return None
-        try:
-            value = json.loads(token)
-        except ValueError:
-            self.failed = self.index is None
-            return None
-        if key == "name":
-            if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
-                self.failed = True
-                return None
-            self.name = value
-            found, self._arguments = self._arguments, None
-            return found
-        if key == self._key_of_arguments:
-            text = value if isinstance(value, str) else token
-            if self.name:
-                return text
-            self._arguments = text
-        return None
-
-    def _end(self, done: str | None) -> str | None:
-        if not self.name:
-            self.failed = True
-            return None
-        self.ended = True
-        if done is None and self.index is None:
-            return "{}"  # it was called without arguments
-        return done
