@@ -41,6 +41,11 @@ ROUTES = [
     ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/version"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"),
@@ -157,6 +162,7 @@ async def test_every_route_but_health_needs_the_key() -> None:
             for header in wrong:
                 status, _, data = await server.post(path, b"", header, method=method)
                 why = b"authentication_error" if path.startswith("/v1/messages") else b'"code":"invalid_api_key"'
+                why = b"API key" if path.startswith("/api") else why
                 assert status == 401 and why in data, (path, header)
             for right in (good, own, own + "\r\n" + good, own + "\r\nAuthorization: Bearer of-a-gateway"):
                 assert (await server.post(path, b"", right, method=method))[0] != 401
@@ -506,6 +512,19 @@ async def test_every_api_is_passed_through_to_its_own_path(path: str, body: dict
         server.router.decision = ToUrl("http://127.0.0.1:1")
         status, _, data = await server.post(path, body)
         assert status == 502 and b"did not answer" in data
+
+
+@in_loop
+async def test_a_stream_of_lines_is_passed_through_and_ends_in_a_line_when_it_breaks_off() -> None:
+    async with running(says("from afar")) as other, running() as server:
+        server.router.decision = ToUrl(other.url + "/v1")
+        _, headers, data = await server.post("/api/generate", {"prompt": "hi"})
+        assert headers["content-type"] == "application/x-ndjson"
+        lines = [json.loads(line) for line in data.splitlines()]
+        assert "".join(line["response"] for line in lines) == "from afar" and lines[-1]["done"]
+        server.router.decision = ToUrl("http://127.0.0.1:1")
+        status, _, data = await server.post("/api/generate", {"prompt": "hi"})
+        assert (status, json.loads(data).keys()) == (502, {"error"})
 
 
 @in_loop

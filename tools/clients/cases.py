@@ -489,10 +489,28 @@ def ollama_cases(url: str) -> Cases:
     import ollama
 
     client = ollama.Client(host=url.removesuffix("/v1"))
-    ask: Any = {"model": "bundled", "messages": QUESTION}
-    yield from (("models", client.list, 404), ("chat", lambda: client.chat(**ask), 404))
-    yield "stream", lambda: list(client.chat(**ask, stream=True)), 404
-    yield "generate", lambda: client.generate("bundled", PROMPT), 404
+    options = {"temperature": 0, "num_predict": 80}
+    ask: Any = {"model": "bundled", "messages": QUESTION, "options": options}
+
+    def chat() -> None:
+        text = client.chat(**ask).message.content
+        check(text.startswith(ANSWER), text)
+        check("".join(part.message.content for part in client.chat(**ask, stream=True)) == text, "a stream")
+
+    def generate() -> None:
+        done = client.generate("bundled", QUESTION[0]["content"], options=options)
+        check(done.response.startswith(ANSWER) and done.eval_count > 10, done)
+
+    def structured() -> None:
+        text = client.chat(**ask | {"options": {"temperature": 0}}, format=ANSWERED).message.content
+        check(json.loads(text).keys() == {"answer"}, text)
+
+    def models() -> None:
+        check([model.model for model in client.list().models] == ["bundled"], "the list")
+        check("completion" in client.show("bundled").capabilities, "the model")
+
+    yield from (("models", models, 0), ("chat", chat, 0), ("generate", generate, 0), ("format", structured, 0))
+    yield "tools", lambda: client.chat(**ask, tools=[TOOL]), 0
     yield "embeddings", lambda: client.embed("bundled", "x"), 404
 
 

@@ -15,7 +15,7 @@ class ApiRequest:
 
     request_id: str
     kind: str
-    """``chat``, ``completion``, ``responses`` or ``messages``."""
+    """``chat``, ``completion``, ``responses``, ``messages`` or ``ollama``."""
     model: str
     prompts: tuple[tuple[int, ...], ...]
     """Token ids; one or more prompts."""

@@ -48,9 +48,9 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
             route = state.dispatcher.route(job.api)
             if isinstance(route, ToUrl):
-                return await proxy.answer(http, state, flight, job, route.base_url, body.data, endpoint.format.broken)
+                return await proxy.answer(http, state, flight, job, route.base_url, body.data, endpoint.format)
             body.release()
-            events = EventStream(http, state.settings.keepalive_s)
+            events = EventStream(http, state.settings.keepalive_s, endpoint.format.stream_type)
             async with state.dispatcher.generate(job, route, lambda: events.written) as generation:
                 form = endpoint.format(job, engine.tokenizer, generation)
                 if job.api.stream:

@@ -28,6 +28,7 @@ from engine.http.routes.health import health
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
 from engine.http.routes.models import list_models, one_model
+from engine.http.routes.ollama import api_version, ps, show, tags
 from engine.http.routes.plan import plan as plan_route
 from engine.http.routes.ready import ready
 from engine.http.routes.requests import one_request, recent_requests
@@ -97,6 +98,10 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     for endpoint in ENDPOINTS:
         router.add_post(endpoint.path, partial(answer, endpoint))
     router.add_post("/v1/messages/count_tokens", count_tokens)
+    router.add_get("/api/version", api_version)
+    router.add_get("/api/tags", tags)
+    router.add_get("/api/ps", ps)
+    router.add_post("/api/show", show)
     router.add_get("/v1/models", list_models)
     router.add_get("/v1/models/{model:.+}", one_model)
     router.add_post("/tokenize", tokenize)

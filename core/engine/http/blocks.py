@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.http.format import Format
-from engine.http.sse import event
+from engine.http.sse import event as named
 from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.output import Delta
@@ -52,7 +52,11 @@ class BlockFormat(Format):
         """The last events, after those of all blocks; ``delta`` is the last one."""
 
     def events(self, delta: Delta) -> bytes:
-        return b"".join([event(msgspec.json.encode(each), each["type"]) for each in self._events(delta)])
+        return b"".join([self.written(each) for each in self._events(delta)])
+
+    def written(self, event: Event) -> bytes:
+        """An event as it is sent."""
+        return named(msgspec.json.encode(event), event["type"])
 
     def ending(self) -> bytes:
         return b""

@@ -11,13 +11,21 @@ from engine.http.completion_format import CompletionFormat
 from engine.http.errors import ErrorBody, error_body
 from engine.http.format import Format
 from engine.http.messages_format import MessagesFormat, messages_error
+from engine.http.ollama_format import OllamaChatFormat, OllamaGenerateFormat, ollama_error
 from engine.http.responses_format import ResponsesFormat
 from engine.service.engines import EngineHandle
 from engine.service.job import Prompts
-from engine.service.parsing import ParsedChat, ParsedCompletion, ParsedMessages, ParsedResponses
+from engine.service.parsing import (
+    ParsedChat,
+    ParsedCompletion,
+    ParsedMessages,
+    ParsedOllamaChat,
+    ParsedOllamaGenerate,
+    ParsedResponses,
+)
 from engine.service.prepare import chat_prompts, completion_prompts
 
-R = TypeVar("R", ParsedChat, ParsedCompletion, ParsedResponses, ParsedMessages)
+R = TypeVar("R", ParsedChat, ParsedCompletion, ParsedResponses, ParsedMessages, ParsedOllamaChat, ParsedOllamaGenerate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +43,14 @@ CHAT = Endpoint("/v1/chat/completions", ParsedChat, chat_prompts, ChatFormat)
 COMPLETIONS = Endpoint("/v1/completions", ParsedCompletion, completion_prompts, CompletionFormat)
 RESPONSES = Endpoint("/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat)
 MESSAGES = Endpoint("/v1/messages", ParsedMessages, chat_prompts, MessagesFormat)
-ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+OLLAMA_CHAT = Endpoint("/api/chat", ParsedOllamaChat, chat_prompts, OllamaChatFormat)
+OLLAMA_GENERATE = Endpoint("/api/generate", ParsedOllamaGenerate, chat_prompts, OllamaGenerateFormat)
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
 PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS)
 
 
 def error_body_of(path: str) -> ErrorBody:
     """How errors look to the clients of a path."""
+    if path.startswith("/api/"):
+        return ollama_error
     return messages_error if path == MESSAGES.path or path.startswith(MESSAGES.path + "/") else error_body

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from engine.http.errors import error_body
-from engine.http.sse import DONE, event
+from engine.http.sse import DONE, EVENTS, event
 from engine.service.errors import ApiError
 from engine.service.generation import Generation
 from engine.service.job import Job
@@ -21,6 +21,11 @@ encode = msgspec.json.encode
 
 class Format(ABC):
     """How an endpoint writes the answer to one request: whole, or as events and an ending."""
+
+    stream_type: ClassVar[str] = EVENTS
+    """``Content-Type`` of a stream."""
+    gap: ClassVar[bytes] = b"\n\n"
+    """Ends what another server's stream was in when it broke off."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         self.job = job

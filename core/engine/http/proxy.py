@@ -12,7 +12,8 @@ from aiohttp import web
 
 from engine.contracts.events import ProxiedEvent
 from engine.http.compression import accepted
-from engine.http.errors import ErrorBody, HttpError, status_of
+from engine.http.errors import HttpError, status_of
+from engine.http.format import Format
 from engine.http.state import ServerState
 from engine.service.admission import Flight
 from engine.service.errors import ApiError
@@ -26,12 +27,12 @@ log = structlog.get_logger("engine.proxy")
 
 
 async def answer(
-    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes, broken: ErrorBody
+    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str, body: bytes, form: type[Format]
 ) -> web.StreamResponse:
     """Answer with :func:`forward`, and report it to exporters."""
     arrival, status = job.arrival, 499
     try:
-        response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace, broken)
+        response = await forward(http, state, flight, base_url, body, job.api.stream, arrival.trace, form)
         status = response.status
         return response
     except ApiError as error:
@@ -56,12 +57,12 @@ async def forward(
     body: bytes,
     stream: bool,
     trace: TraceContext,
-    broken: ErrorBody,
+    form: type[Format],
 ) -> web.StreamResponse:
     """Send ``body`` to the same endpoint below ``base_url`` and its answer back as it comes.
 
     This server's own key is not passed on; a client's trace is, with the span here as parent. Raises :class:`ApiError`
-    502 when the other server cannot be reached; a stream that breaks off ends with what ``broken`` makes of it.
+    502 when the other server cannot be reached; a stream that breaks off ends with an error as ``form`` has it.
     """
     assert state.session is not None
     response = web.StreamResponse()
@@ -101,12 +102,11 @@ async def forward(
         if http.transport is not None:
             http.transport.abort()
         return response
-    await response.write(b"\n\n" + broken(failure))
+    await response.write(form.gap + form.broken(failure))
     await response.write_eof()
     return response
 
 
 def target(base_url: str, path: str) -> str:
     """``base_url`` may end in ``/v1`` or not, as clients' base URLs do."""
-    base = base_url.rstrip("/")
-    return base + (path.removeprefix("/v1") if base.endswith("/v1") else path)
+    return base_url.rstrip("/").removesuffix("/v1") + path

@@ -16,8 +16,10 @@ from engine.service.timings import Written
 
 WRITE_TIMEOUT_S = 60.0
 """A client that reads nothing for so long is cut off."""
+EVENTS = "text/event-stream; charset=utf-8"
+LINES = "application/x-ndjson"
+"""A JSON object to a line: no events, and nowhere to put a comment."""
 HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
     "Connection": "keep-alive",
@@ -37,13 +39,13 @@ class _Response(web.StreamResponse):
 
 
 class EventStream:
-    """Use as an async context manager; sends comments while the body is silent for ``keepalive_s``."""
+    """Use as an async context manager; a stream of events has comments while the body is silent for ``keepalive_s``."""
 
-    def __init__(self, request: web.Request, keepalive_s: float) -> None:
+    def __init__(self, request: web.Request, keepalive_s: float, content_type: str = EVENTS) -> None:
         self._request = request
-        self._keepalive_s = keepalive_s
+        self._keepalive_s = keepalive_s if content_type == EVENTS else 0.0
         self._coder, coding = for_stream(request)
-        self._response = _Response(headers=HEADERS | coding)
+        self._response = _Response(headers=HEADERS | {"Content-Type": content_type} | coding)
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()

@@ -15,6 +15,14 @@ import msgspec
 
 from engine.service.errors import ApiError, bad_request
 from engine.service.messages_request import CountRequest, MessagesOptions, MessagesRequest, messages_chat
+from engine.service.ollama_request import (
+    DEFAULT_TAG,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+    ollama_chat,
+    ollama_generate,
+)
 from engine.service.protocol import (
     ChatOptions,
     ChatRequest,
@@ -75,6 +83,14 @@ class ParsedMessages(ParsedTurns, frozen=True, tag="messages"):
     options: MessagesOptions
 
 
+class ParsedOllamaChat(ParsedTurns, frozen=True, tag="ollama_chat"):
+    options: OllamaOptions
+
+
+class ParsedOllamaGenerate(ParsedTurns, frozen=True, tag="ollama_generate"):
+    options: OllamaOptions
+
+
 class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
     """``texts`` or ``ids``, one for each prompt."""
 
@@ -108,7 +124,15 @@ class ParsedDetokenize(msgspec.Struct, frozen=True, tag="detokenize"):
 
 
 Parsed = (
-    ParsedChat | ParsedResponses | ParsedMessages | ParsedCompletion | ParsedTokenize | ParsedCount | ParsedDetokenize
+    ParsedChat
+    | ParsedResponses
+    | ParsedMessages
+    | ParsedOllamaChat
+    | ParsedOllamaGenerate
+    | ParsedCompletion
+    | ParsedTokenize
+    | ParsedCount
+    | ParsedDetokenize
 )
 P = TypeVar("P", bound=Parsed)
 S = TypeVar("S", ChatOptions, CompletionOptions)
@@ -187,6 +211,22 @@ def _messages(body: bytes, limits: Limits) -> ParsedMessages:
     return ParsedMessages(conversation, options)
 
 
+def _ollama_chat(body: bytes, limits: Limits) -> ParsedOllamaChat:
+    options, messages = ollama_chat(decode(body, OllamaChatRequest))
+    return ParsedOllamaChat(_ollama(options, messages, limits), options)
+
+
+def _ollama_generate(body: bytes, limits: Limits) -> ParsedOllamaGenerate:
+    options, messages = ollama_generate(decode(body, OllamaGenerateRequest))
+    return ParsedOllamaGenerate(_ollama(options, messages, limits), options)
+
+
+def _ollama(options: OllamaOptions, messages: list[Message], limits: Limits) -> Conversation:
+    check_model(options.model and options.model.removesuffix(DEFAULT_TAG), limits.model)
+    _check_turns(messages, limits)
+    return _conversation(options, messages)
+
+
 def _count(body: bytes, limits: Limits) -> ParsedCount:
     return ParsedCount(_messages_chat(decode(body, CountRequest), limits)[1])
 
@@ -236,6 +276,8 @@ _PARSERS: dict[type[Any], Any] = {
     ParsedResponses: _responses,
     ParsedMessages: _messages,
     ParsedCount: _count,
+    ParsedOllamaChat: _ollama_chat,
+    ParsedOllamaGenerate: _ollama_generate,
     ParsedCompletion: _completion,
     ParsedTokenize: _tokenize,
     ParsedDetokenize: _detokenize,
