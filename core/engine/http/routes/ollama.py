@@ -73,7 +73,7 @@ def _details(state: ServerState) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": state.engine.plan.slots["quantizer"][0].name,
+        "quantization_level": ", ".join([choice.name for choice in state.engine.plan.slots.get("quantizer", ())]),
     }
 
 
