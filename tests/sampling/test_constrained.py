@@ -59,31 +59,34 @@ class Place:
         return Place(self.taken)
 
 
-def test_a_grammar_is_compiled_once_and_every_request_has_a_matcher_of_its_own() -> None:
+def test_every_output_has_a_matcher_that_was_compiled_for_it() -> None:
     constraint = Counting()
-    grammars = Grammars(constraint, 2)
-    first, second = (grammars.matcher(Grammar("regex", "a")) for _ in range(2))
-    assert first.advance(1) and constraint.compiled == ["a"]
-    assert isinstance(second, Place) and second.taken == 0
+    grammars = Grammars(constraint, 8)
+    for _ in range(2):
+        grammars.prepare(Grammar("regex", "a"))
+    first, second, third = (grammars.matcher(Grammar("regex", "a")) for _ in range(3))
+    assert constraint.compiled == ["a"] * 3 and len({id(each) for each in (first, second, third)}) == 3
+    grammars.prepare(Grammar("regex", "a"))
     grammars.matcher(Grammar("lark", "a"))
-    assert constraint.compiled == ["a", "a"], "another kind is another grammar"
+    assert constraint.compiled == ["a"] * 5, "another kind is another grammar"
 
 
-def test_the_grammars_asked_for_last_are_kept() -> None:
+def test_matchers_of_outputs_that_never_begin_are_let_go() -> None:
     constraint = Counting()
     grammars = Grammars(constraint, 2)
-    for text in ("a", "b", "a", "c", "a", "b"):
-        grammars.matcher(Grammar("regex", text))
-    assert constraint.compiled == ["a", "b", "c", "b"]
+    for text in ("a", "b", "c"):
+        grammars.prepare(Grammar("regex", text))
+    grammars.matcher(Grammar("regex", "a"))
+    assert constraint.compiled == ["a", "b", "c", "a"]
+    grammars.matcher(Grammar("regex", "b"))
+    assert constraint.compiled == ["a", "b", "c", "a"]
 
 
 def test_a_wrong_grammar_is_not_kept() -> None:
-    constraint = Counting()
-    grammars = Grammars(constraint, 2)
-    for _ in range(2):
+    grammars = Grammars(Counting(), 2)
+    for ask in (grammars.prepare, grammars.matcher, grammars.prepare):
         with pytest.raises(GrammarError):
-            grammars.matcher(Grammar("regex", "wrong"))
-    assert constraint.compiled == ["wrong", "wrong"]
+            ask(Grammar("regex", "wrong"))
 
 
 class Slow(Place):

@@ -217,9 +217,9 @@ class ConstraintConfig(SlotConfig):
     compile_s: float = 2.0
     """CPU time that a grammar may take to be compiled."""
     mask_ms: float = 20.0
-    """CPU time that the masks of a request may take in the mean, beyond a second in all."""
+    """CPU time that the masks of a request may take in the mean, beyond half a second in all."""
     max_cached: int = 64
-    """Compiled grammars that are kept for further requests."""
+    """Verdicts on grammars that are kept for further requests, and compiled ones for requests that have not begun."""
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_properties", "max_enum", "max_depth", "max_cached"):

@@ -14,6 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
+CANNOT_FOLLOW = "the output cannot follow its grammar"
+"""How the error of a request begins whose matcher cannot go on."""
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "calls"]
 
 

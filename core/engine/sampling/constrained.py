@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine import native
-from engine.contracts.constraint import Constraint, Grammar, GrammarError, Matcher
+from engine.contracts.constraint import CANNOT_FOLLOW, Constraint, Grammar, GrammarError, Matcher
 from engine.contracts.request import SamplingParams
 from engine.kernels.transfer import Arriving, download, upload
 from engine.kernels.triton.device import runs_triton
@@ -29,33 +29,41 @@ from engine.plugin_guard.calls import describe_error
 from engine.sampling.reasoning import ReasoningMatcher
 from engine.sampling.sources import MASK
 
-FAILED = "the output cannot follow its grammar: "
-SPARE_S = 1.0
+FAILED = f"{CANNOT_FOLLOW}: "
+SPARE_S = 0.5
 """CPU time that the masks of a request may take beyond their mean."""
+STEP_S = 0.25
+"""CPU time of a step's masks after which no row whose last ones were slow gets another."""
 
 
 class Grammars:
-    """Compiled grammars, by content; the last few are kept. Safe to use from several threads."""
+    """Compiles grammars. Safe to use from several threads.
 
-    def __init__(self, constraint: Constraint, max_cached: int) -> None:
+    Every output has a matcher that was compiled for it: what a library learns while it matches one output must not slow
+    down or fail the next.
+    """
+
+    def __init__(self, constraint: Constraint, max_ready: int) -> None:
+        """``max_ready``: most matchers that are kept for outputs that have not begun."""
         self._constraint = constraint
-        self._max_cached = max_cached
+        self._max_ready = max_ready
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
+        self._ready: deque[tuple[Grammar, Matcher]] = deque(maxlen=max_ready)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compile a grammar for an output that begins soon. Raises :class:`GrammarError`."""
+        matcher = self._constraint.compile(grammar)
+        with self._lock:
+            self._ready.append((grammar, matcher))
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """One of its own, at the beginning of an output. Raises :class:`GrammarError`."""
+        """One at the beginning of an output. Raises :class:`GrammarError`."""
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-                return found.copy()
-        compiled = self._constraint.compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > self._max_cached:
-                self._compiled.popitem(last=False)
-            return compiled.copy()
+            for entry in self._ready:
+                if entry[0] == grammar:
+                    self._ready.remove(entry)
+                    return entry[1]
+        return self._constraint.compile(grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,8 @@ class MatchedRow:
     """CPU seconds that its masks may take in the mean, beyond :data:`SPARE_S` in all."""
     spare_s: float = SPARE_S
     """What is left."""
+    is_slow: bool = False
+    """The last ones took longer than the mean may be."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.position += len(tokens)
@@ -192,10 +202,14 @@ class MatchedRow:
             self.error = f"{FAILED}{error}"
         else:
             self.matcher.roll_back(taken)
-            self.spare_s = min(SPARE_S, self.spare_s + (1 + taken) * self.mask_s - (time.thread_time() - begun_s))
+            spare_s = (1 + taken) * self.mask_s - (time.thread_time() - begun_s)
+            self.is_slow, self.spare_s = spare_s < 0, min(SPARE_S, self.spare_s + spare_s)
             if self.spare_s < 0:
-                limit = f"constraint.mask_ms={1e3 * self.mask_s:g}"
-                self.error = f"{FAILED}finding out what may come next takes too long ({limit})"
+                self.give_up()
+
+    def give_up(self) -> None:
+        limit = f"constraint.mask_ms={1e3 * self.mask_s:g}"
+        self.error = f"{FAILED}finding out what may come next takes too long ({limit})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +232,13 @@ class Watched:
         begins = list(accumulate(sizes, initial=0))
         index = [begins[number] + i for number in self.members for i in range(1 + self.num_drafts[number])]
         words = torch.full((len(index), self.constraints.num_words), -1, dtype=torch.int32)
-        at, back = 0, self.constraints.most_unseen
+        at, back, begun_s = 0, self.constraints.most_unseen, time.thread_time()
         for row, number, end, text in zip(self.rows, self.members, ends, texts, strict=True):
             unseen, drafts = end - 1 - row.position, self.num_drafts[number]
             assert 0 <= unseen <= back, f"{unseen} tokens unseen, at most {back} kept"
             row.advance(text[back - unseen : back])
+            if row.is_slow and time.thread_time() - begun_s > STEP_S:
+                row.give_up()
             row.fill(text[back : back + drafts], words[at : at + 1 + drafts])
             at += 1 + drafts
         errors = {number: row.error for row, number in zip(self.rows, self.members, strict=True) if row.error}

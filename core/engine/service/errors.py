@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from engine.contracts.constraint import CANNOT_FOLLOW
 from engine.loop.messages import CauseOfDeath
 
 Kind = Literal["invalid", "not_found", "conflict", "overloaded", "failed", "unavailable"]
@@ -68,6 +69,9 @@ def engine_died(cause: CauseOfDeath = "engine_dead") -> ApiError:
 
 
 def engine_failed(detail: str) -> ApiError:
-    """``failed``: the engine gave up on this one request. ``detail`` loses addresses and paths on the way out."""
+    """``failed``: the engine gave up on this one request; ``invalid`` where its grammar is to blame. ``detail`` loses
+    addresses and paths on the way out."""
     line = _PRIVATE.sub("...", detail.splitlines()[0] if detail else "no detail given")
+    if line.startswith(CANNOT_FOLLOW):
+        return bad_request(f"{line[:1].upper()}{line[1:300]}.".replace("..", "."), code="invalid_grammar")
     return ApiError("failed", f"The engine failed on this request: {line[:300]}", code="generation_failed")

@@ -98,7 +98,7 @@ class LLM:
             raise TypeError("prompts is one string; expected a list of prompts")
         params = checked_sampling(sampling, self.info.vocab_size)
         if params.grammar is not None:
-            self._engine.grammars.matcher(params.grammar)  # raises what is wrong with it
+            self._engine.grammars.prepare(params.grammar)  # raises what is wrong with it
         stops = checked_stops(stop)
         texts = [self._tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         with self._generating:

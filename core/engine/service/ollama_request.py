@@ -33,7 +33,7 @@ class OllamaCall(msgspec.Struct):
 
 class OllamaMessage(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
     tool_name: str | None = None
@@ -154,7 +154,7 @@ def _message(message: OllamaMessage, at: str) -> Message:
     tool = (message.tool_name or "tool") if message.role == "tool" else None
     return Message(
         message.role,
-        message.content,
+        message.content or "",
         name=message.tool_name,
         reasoning_content=message.thinking,
         tool_calls=calls or None,

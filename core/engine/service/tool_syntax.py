@@ -140,7 +140,7 @@ def _within(schema: Any, place: str) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             found[key] = place + value[1:]
         elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
             found[key] = {name: _within(each, place) for name, each in value.items()}

@@ -104,7 +104,7 @@ def main(fd: int, parent: int) -> int:
         engine = build_engine(
             plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)), described=described
         )
-        beats.of, inbox.compile = engine.core.heartbeat, engine.grammars.matcher
+        beats.of, inbox.compile = engine.core.heartbeat, engine.grammars.prepare
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send, engine.expert_load) else 1
     except BrokenPipeError:

@@ -50,7 +50,7 @@ class InprocessEngineClient(ClientBase):
             except Exception as error:
                 send(failure(error))
                 return
-            self._core, self._inbox.compile = engine.core, engine.grammars.matcher
+            self._core, self._inbox.compile = engine.core, engine.grammars.prepare
             send(Ready(engine.info))
             drive(engine.core, self._inbox, send, engine.expert_load)
 

@@ -19,8 +19,8 @@ from engine.service.tool_syntax import syntax_of
 
 
 class ShowRequest(msgspec.Struct):
-    model: str = ""
-    name: str = ""
+    model: str | None = None
+    name: str | None = None
     """The older name of ``model``."""
 
 
@@ -43,9 +43,9 @@ async def show(http: web.Request) -> web.StreamResponse:
     async with state.bodies.read(http) as body:
         try:
             asked = msgspec.json.decode(body.data, type=ShowRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"The request body is not valid: {error}.") from None
-    check_model((asked.model or asked.name).removesuffix(DEFAULT_TAG), state.engine.model)
+    check_model((asked.model or asked.name or "").removesuffix(DEFAULT_TAG), state.engine.model)
     template = state.engine.tokenizer.template
     text = "" if template is None else template.source.text
     can = {"tools": syntax_of(text) is not None, "thinking": reasoning_syntax_of(text) is not None}
