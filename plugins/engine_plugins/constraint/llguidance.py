@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MOST_SAID = 300
 """Characters of the library's messages."""
+MOST_ITEMS = 5000
+"""Items of the parser that one mask may take: schemas take few, ambiguous grammars all that they are given, and a mask
+half a second with the library's 50,000."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -119,7 +122,11 @@ class LLGuidance:
                     raise GrammarError(f"this model's vocabulary cannot be read: {path.name}: {error}") from None
                 added = json.loads(text).get("added_tokens", ())
                 self._specials = tuple([token["content"] for token in added if token.get("special")])
-                self._loaded = llguidance, tokenizer, llguidance.LLParserLimits(verbose_errors=False)
+                self._loaded = (
+                    llguidance,
+                    tokenizer,
+                    llguidance.LLParserLimits(verbose_errors=False, step_max_items=MOST_ITEMS),
+                )
             return self._loaded
 
 
