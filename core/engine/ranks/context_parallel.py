@@ -2,6 +2,9 @@
 
 Each rank computes the layers for its own tokens. After every op that writes keys and values the ranks exchange what
 was written, as it is stored, so that each has the whole cache. A step of few tokens is computed by every rank alone.
+
+Decode context parallelism (``dcp``), where each rank caches other tokens, is in ``models/placement.py`` and
+``kernels/torch/shared_attention.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests do to logits before temperature: bias, then penalties, then the minimum length.
+"""What requests do to logits before temperature: bias, then penalties, then ``min_tokens``.
 
 Penalties follow the common definitions. Presence and frequency look at the output only; repetition divides positive
 and multiplies negative logits of every token in prompt or output (Keskar et al., "CTRL", 2019). A position inside a

@@ -1,4 +1,5 @@
-"""What a request says its output must look like, and refusing what cannot be enforced before the request is queued."""
+"""What a request says its output must look like, and refusing what cannot be enforced before the request is queued: in
+the API process, which has grammars compiled in a sandbox."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A model thinks between two texts that its chat template taught it, so the template's own text tells which. A prompt may
 end within a thought that the template has opened, after one that it has closed at once, or neither; then an output that
-begins with the first text thinks.
+begins with the first text thinks. What a thought is called on the wire, each format of ``engine.http`` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rule: one possible cause, and how to recognise it."""
+"""A rule: one possible cause, and how to recognise it. The rules are in ``rules/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention where ranks cache different tokens: each attends to its own, and what comes out is merged.
+"""Attention where ranks cache different tokens (decode context parallelism): each attends to its own, and what comes
+out is merged.
 
 Every rank computes the queries of all ranks of its group ``dcp`` on the keys that it has, and sends each rank the
 outputs of that rank's heads and their log-sum-exp, in one call (Helix Parallelism, arXiv 2507.07120).
