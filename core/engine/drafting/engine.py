@@ -1,5 +1,5 @@
-"""What a drafter on the device is lent: the target's ends and layers, memory in the cache, and a loader of weights. Which
-tokens come next, a plugin says (``plugins/engine_plugins/drafter/``).
+"""What a drafter on the device is lent: the target's ends and layers, memory in the cache, and a loader of weights.
+What comes next, the plugin of slot ``drafter`` says.
 
 Fulfils :class:`engine.contracts.drafter.DraftEngine`.
 """
