@@ -76,7 +76,7 @@ def allowed_by(matcher: ReasoningMatcher) -> set[int]:
 def test_it_allows_and_takes_what_the_definition_says_and_takes_it_back(
     tokens: ReasoningTokens, has_answer: bool, steps: list[tuple[int, int]]
 ) -> None:
-    matcher = ReasoningMatcher(tokens, Rising() if has_answer else None, (STOP,))
+    matcher = ReasoningMatcher(tokens, Rising() if has_answer else None, (STOP, 100 * VOCAB))
     output: list[int] = []
     for token, back in steps:
         want = {each for each in range(VOCAB) if allows(tokens, has_answer, output, each)}

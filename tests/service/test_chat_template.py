@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateRefused, TemplateSource
@@ -136,8 +138,15 @@ ALTERNATING = (
 
 
 def test_what_the_system_says_later_is_the_users_where_a_template_takes_one_system() -> None:
-    said = ("system", "S"), ("user", "a"), ("system", "b"), ("assistant", "c"), ("system", "d"), ("user", "e")
-    asked = Conversation(tuple([Turn(role, text) for role, text in said])).plain()  # type: ignore[arg-type]
+    said: list[tuple[Any, str]] = [
+        ("system", "S"),
+        ("user", "a"),
+        ("system", "b"),
+        ("assistant", "c"),
+        ("system", "d"),
+        ("user", "e"),
+    ]
+    asked = Conversation(tuple([Turn(role, text) for role, text in said])).plain()
     assert ChatTemplate(TemplateSource(ALTERNATING, {})).render(asked) == "S|u:a\n\nb|a:c|u:d\n\ne|"
     anything = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
     assert ChatTemplate(TemplateSource(anything, {})).render(asked) == "s:S|u:a|s:b|a:c|s:d|u:e|"

@@ -113,13 +113,16 @@ def test_the_end_of_a_prompt_says_where_its_output_stands(tail: str, place: str)
 def test_a_grammar_and_a_budget_need_the_tokens_around_a_thought() -> None:
     asked, grammar = ChatOptions(thinking_token_budget=9), Grammar("json_object")
     model = tokenizer(think=7, _think=8)
-    assert reasoning_tokens(ChatOptions(), use(), model, None) is None
-    assert reasoning_tokens(asked, use("after"), model, grammar) is None
-    assert reasoning_tokens(ChatOptions(), use(), model, grammar) == ReasoningTokens(8, 7)
-    assert reasoning_tokens(asked, use("within"), model, None) == ReasoningTokens(8, None, 9)
-    assert reasoning_tokens(ChatOptions(), use(), tokenizer(), grammar) is None, "it cannot begin to think"
-    for options, place in ((ChatOptions(), "within"), (asked, "before")):
+    assert reasoning_tokens(ChatOptions(), use(), model, None, 100) is None
+    assert reasoning_tokens(asked, use("after"), model, grammar, 100) is None
+    assert reasoning_tokens(ChatOptions(), use(), model, grammar, 100) == ReasoningTokens(8, 7)
+    assert reasoning_tokens(asked, use("within"), model, None, 100) == ReasoningTokens(8, None, 9)
+    assert reasoning_tokens(ChatOptions(), use(), tokenizer(), grammar, 100) is None, "it cannot begin to think"
+    refused: list[tuple[ChatOptions, Place, Any]] = [
+        (ChatOptions(), "within", tokenizer()), (asked, "before", tokenizer()), (asked, "within", tokenizer(_think=100))
+    ]  # fmt: skip
+    for options, place, without in refused:
         with pytest.raises(ApiError, match="no token of this model"):
-            reasoning_tokens(options, use(place), tokenizer(), grammar)  # type: ignore[arg-type]
+            reasoning_tokens(options, use(place), without, grammar, 100)
     with pytest.raises(ApiError, match="no syntax of thoughts"):
         reasoning_use(asked, tokenizer("{{ messages }}"), "")

@@ -150,8 +150,8 @@ def test_the_bundled_template_shows_tools_calls_and_what_they_came_to(tokenizer:
 
 
 def test_references_in_parameters_are_those_of_the_parameters(tokenizer: Tokenizer) -> None:
-    node = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}, "$ref": {"$ref": "#"}}, "$defs": {"X": ADD}}
-    node["properties"]["c"] = {"const": {"$ref": "#"}}  # type: ignore[index]
+    node: dict[str, Any] = {"type": "object", "$defs": {"X": ADD}}
+    node["properties"] = {"a": {"$ref": "#/$defs/X"}, "$ref": {"$ref": "#"}, "c": {"const": {"$ref": "#"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
     (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
     inner = schema["properties"]["arguments"]

@@ -55,7 +55,8 @@ class ReasoningMatcher:
         if stage >= 0:
             mask.fill_(0 if self._is_spent else -1)
             for token in self._stop_ids:
-                mask[token // 32] &= ~_bit(token)
+                if token // 32 < len(mask):  # a checkpoint may name end tokens that its vocabulary does not have
+                    mask[token // 32] &= ~_bit(token)
             mask[tokens.closes // 32] |= _bit(tokens.closes)
         elif self._answer is None:
             mask.fill_(-1)

@@ -172,5 +172,5 @@ def _sampling(
     if options.fits_output and asked is not None:
         asked = min(asked, max(most - min(map(len, prompts)), 1))
     limit = max(output_limit(asked, len(prompt), most, options.default_tokens, param) for prompt in prompts)
-    reasoning = reasoning_tokens(options, use, engine.tokenizer, grammar)
+    reasoning = reasoning_tokens(options, use, engine.tokenizer, grammar, engine.vocab_size)
     return sampling_params(options, limit, engine.vocab_size, grammar, reasoning)

@@ -81,7 +81,11 @@ def reasoning_use(options: GenerationRequest, tokenizer: Tokenizer, tail: str) -
 
 
 def reasoning_tokens(
-    options: GenerationRequest, use: ReasoningUse | None, tokenizer: Tokenizer, grammar: Grammar | None
+    options: GenerationRequest,
+    use: ReasoningUse | None,
+    tokenizer: Tokenizer,
+    grammar: Grammar | None,
+    vocab_size: int,
 ) -> ReasoningTokens | None:
     """What the engine must know of an output's thoughts: where a grammar begins, and when they must end. ``None``:
     nothing. Raises :class:`ApiError` ``invalid`` where the syntax is no tokens of the model."""
@@ -90,7 +94,8 @@ def reasoning_tokens(
     budget = options.thinking_token_budget
     if grammar is None and budget is None:
         return None
-    opens, closes = (tokenizer.id_of(text) for text in (use.syntax.opens, use.syntax.closes))
+    found = (tokenizer.id_of(text) for text in (use.syntax.opens, use.syntax.closes))
+    opens, closes = (token if token is not None and token < vocab_size else None for token in found)
     if closes is None or (opens is None and use.place == "before"):
         if use.place == "before" and budget is None:
             return None  # it cannot begin to think either
