@@ -31,9 +31,9 @@ class Toy:
 
 
 class ToyMatcher:
-    def __init__(self, number: int, taken: Sequence[int] = ()) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
-        self._taken = list(taken)
+        self._taken: list[int] = []
 
     def allows(self, token: int) -> bool:
         return (token + 3 * sum(self._taken) + len(self._taken)) % 5 != self._number
@@ -54,9 +54,6 @@ class ToyMatcher:
         bits[:VOCAB] = torch.tensor([self.allows(token) for token in range(VOCAB)])
         words = (bits.view(-1, 32) << torch.arange(32)).sum(dim=1)
         mask.copy_(torch.where(words >= 2**31, words - 2**32, words))
-
-    def copy(self) -> ToyMatcher:
-        return ToyMatcher(self._number, self._taken)
 
 
 OPENS, CLOSES = 3, 5

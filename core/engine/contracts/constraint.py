@@ -50,6 +50,11 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """The calls are a JSON array."""
     several: bool = False
     """There may be more than one."""
+    in_text: bool = False
+    """An output need not call: text stands around calls, or instead. ``opens`` begins a call wherever it stands; where
+    it is empty, an output that begins with a bracket is calls alone."""
+    text_tokens: tuple[int, ...] = ()
+    """Special tokens that may stand in that text, if ``opens`` is one."""
     otherwise: dict[str, Any] | None = None
     """JSON of this schema may stand instead of calls."""
 
@@ -79,11 +84,6 @@ class Matcher(Protocol):
 
         Raises :class:`GrammarError` where matching takes more than the plugin's limits."""
         ...
-
-    def copy(self) -> Matcher:
-        """Another one at the same place, independent of this."""
-        ...
-
 
 @runtime_checkable
 class Constraint(Protocol):

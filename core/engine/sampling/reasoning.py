@@ -65,12 +65,6 @@ class ReasoningMatcher:
             if stage == BEFORE and tokens.opens is not None:
                 mask[tokens.opens // 32] |= _bit(tokens.opens)
 
-    def copy(self) -> Matcher:
-        answer = None if self._answer is None else self._answer.copy()
-        other = ReasoningMatcher(self._tokens, answer, self._stop_ids)
-        other._stages = [*self._stages]
-        return other
-
     @property
     def _is_spent(self) -> bool:
         """Nothing but the end of the thought may come."""

@@ -101,9 +101,11 @@ def call_grammar(
     *,
     several: bool = True,
     otherwise: dict[str, Any] | None = None,
+    in_text: bool = False,
 ) -> Grammar:
     """Of outputs that call one of ``functions`` (``name``, ``parameters``), or ``several`` times any of them.
-    ``otherwise``: a schema of outputs that need not. ``special_ids``: special tokens by their text."""
+    ``otherwise``: a schema of outputs that need not; ``in_text``: they are any text, which may stand around calls, too.
+    ``special_ids``: special tokens by their text."""
     begins: tuple[tuple[str | int, ...], ...] = ()
     if syntax.form != "object":
         around = [[syntax.before_name, str(function["name"]), syntax.after_name] for function in functions]
@@ -119,6 +121,8 @@ def call_grammar(
         listed=syntax.listed,
         several=several and bool(syntax.opens),
         otherwise=otherwise,
+        in_text=in_text,
+        text_tokens=tuple([special_ids[text] for text in syntax.wraps if text in special_ids]) if in_text else (),
     )
     return Grammar("calls", msgspec.json.encode(calls).decode())
 

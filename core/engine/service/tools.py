@@ -80,14 +80,19 @@ def tool_grammar(
     options: GenerationRequest, use: ToolUse | None, special_ids: Mapping[str, int], asked: Grammar | None
 ) -> Grammar | None:
     """The grammar of an output that may or must call tools. ``asked``: of an output that calls none, where the request
-    describes it."""
+    describes it. Where nothing is described and nothing must be called, calls of ``strict`` functions have a grammar
+    in any text."""
     if use is None or not isinstance(options, ChatOptions):
         return asked
-    if not use.must_call and asked is None:
-        return None
-    otherwise = None if use.must_call or asked is None else _schema(asked)
     functions = _callable(options, functions_of(options))
-    return call_grammar(use.syntax, functions, special_ids, several=use.most is None, otherwise=otherwise)
+    in_text = not use.must_call and asked is None
+    if in_text:
+        if not any(function.get("strict") for function in functions):
+            return None
+        functions = [each if each.get("strict") else {"name": each["name"]} for each in functions]
+    otherwise = None if use.must_call or asked is None else _schema(asked)
+    several = use.most is None
+    return call_grammar(use.syntax, functions, special_ids, several=several, otherwise=otherwise, in_text=in_text)
 
 
 def _callable(options: ChatOptions, functions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

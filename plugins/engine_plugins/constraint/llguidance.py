@@ -168,7 +168,7 @@ def _lark_of(calls: CallsGrammar) -> str:
     def fixed(text: str | int) -> str:
         return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else f"<[{text}]>"
 
-    opens = fixed(calls.opens if calls.opens_token is None else calls.opens_token)
+    opens = "before" if calls.in_text else fixed(calls.opens if calls.opens_token is None else calls.opens_token)
     closes = fixed(calls.closes if calls.closes_token is None else calls.closes_token)
     begins = [[fixed(each) for each in texts] for texts in calls.begins] or [[]] * len(calls.schemas)
     follows = ["free" if calls.is_free else schema(found) for found in calls.schemas]
@@ -181,10 +181,15 @@ def _lark_of(calls: CallsGrammar) -> str:
         rules.append("free: /(?s:.*)/")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
-    if calls.otherwise is not None:
+    start = "calls"
+    if calls.in_text:
+        start, text_rules = _text_around(calls)
+        rules += text_rules
+    elif calls.otherwise is not None:
+        start = "calls | otherwise"
         rules.append(f"otherwise: {schema(calls.otherwise)}")
     return "\n".join([
-        "start: calls | otherwise" if calls.otherwise is not None else "start: calls",
+        f"start: {start}",
         f"calls: {all_calls}",
         f"one: {one}",
         "call: " + " | ".join(f"call{i}" for i in range(len(calls.schemas))),
@@ -193,14 +198,33 @@ def _lark_of(calls: CallsGrammar) -> str:
     ])  # fmt: skip
 
 
+def _text_around(calls: CallsGrammar) -> tuple[str, list[str]]:
+    """What an output is that need not call, and the rules of the text ``before`` a call and after the last."""
+    opens = json.dumps(calls.opens, ensure_ascii=False)
+    if not calls.opens:
+        return "after | calls", [r"after: /\s*([^{\s](?s:.*))?/"]
+    if calls.opens_token is not None:
+        special = " | ".join(f"<[{token}]>" for token in calls.text_tokens)
+        after = f"after: TEXT? (({special}) TEXT?)*" if special else "after: TEXT?"
+        rules = [after, "TEXT: /(?s:.+)/", f"before: after <[{calls.opens_token}]>"]
+    else:
+        # A text that ends with the first ``opens``, and one that has none.
+        before = f"before[suffix={opens}]: /(?s:.*)/"
+        rules = [before, "after: TEXT?", f"TEXT: /(?s:.+)/ & ~(/(?s:.*)/ {opens} /(?s:.*)/)"]
+    if calls.is_free:  # all that follows the name is the call's
+        return "after | one", rules
+    many = calls.several and not calls.listed
+    return "one* after" if many else "calls? after", rules
+
+
 class LLGuidanceMatcher:
     """The library's matcher, and the end tokens after an output that can only end: the library does not take them
     back."""
 
-    def __init__(self, matcher: Any, ends: Sequence[int], num_ends: int = 0) -> None:
+    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
         self._matcher = matcher
         self._ends = ends
-        self._num_ends = num_ends
+        self._num_ends = 0
 
     def advance(self, token: int) -> bool:
         if self._matcher.is_stopped():
@@ -223,10 +247,6 @@ class LLGuidanceMatcher:
         """The library does not raise: a matcher that is beyond its limits takes no more."""
         if self._matcher.is_error():
             raise GrammarError(_one_line(self._matcher.get_error()))
-
-    def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._ends, self._num_ends)
-
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:MOST_SAID] or "it cannot be compiled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,39 @@ class TestLLGuidance(ConstraintConformance):
         if syntax.form != "marked":  # whose values are no JSON
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
+
+    @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+    @pytest.mark.parametrize("special", [False, True])
+    def test_calls_in_text_follow_the_grammar_of_their_syntax(self, syntax: CallSyntax, special: bool) -> None:
+        """``special``: what opens a call is a special token, and so is what may stand in the text."""
+        if special and not syntax.opens:
+            return
+        opens, around, *_ = (token for token in self.specials() if token not in self.ends)
+        ids = {syntax.opens: opens, **dict.fromkeys(syntax.wraps, around)} if special else {}
+        functions = [{"name": "look_up", "parameters": CITY}, {"name": "now"}]
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        grammar = call_grammar(syntax, functions, ids, in_text=True)
+
+        def follows(*texts: str) -> bool:
+            matcher = made.compile(grammar)
+            tokens = [token for text in texts for token in self.tokens(text)]
+            if special:
+                begin = self.tokens(syntax.opens)
+                found = [at for at in range(len(tokens)) if tokens[at : at + len(begin)] == begin]
+                for at in reversed(found):
+                    tokens[at : at + len(begin)] = [around, opens] if syntax.wraps else [opens]
+            return all(matcher.advance(token) for token in [*tokens, self.ends[0]])
+
+        text = OF_A_CALL[syntax.name]
+        assert follows("Hello {") and follows("") and follows(text)
+        if syntax.opens:
+            assert follows("I see. ", text) and not follows("I see. ", text.replace("look_up", "delete"))
+        assert not follows(text.replace("look_up", "delete"))
+        assert syntax.form == "marked" or not follows(text.replace('"Brno"', "12"))
+
+    def specials(self) -> list[int]:
+        added = json.loads((Path(self.context().model.path) / "tokenizer.json").read_text())["added_tokens"]
+        return [token["id"] for token in added if token["special"]]
 
     def test_parameters_may_refer_to_their_own_definitions(self) -> None:
         parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]}

@@ -18,7 +18,8 @@ ALONG = "test_what_masks_allow_may_be_taken_all_along_an_output"
 AFTER = "test_the_end_may_follow_the_end"
 BACK = "test_tokens_are_taken_back"
 END_BACK = "test_the_end_is_taken_back"
-COPIES = "test_copies_are_independent"
+APART = "test_matchers_of_one_grammar_are_independent"
+IN_TEXT = "test_calls_stand_in_text_where_they_may"
 WRONG = "test_wrong_grammars_are_refused_in_a_line"
 
 
@@ -45,11 +46,6 @@ class Place:
 
     def fill(self, mask: Tensor) -> None:
         self.right.fill(mask)
-
-    def copy(self) -> Any:
-        made = type(self)(self.right.copy())
-        made.taken = list(self.taken)
-        return made
 
 
 class Constraint(LLGuidance):
@@ -112,16 +108,23 @@ class OneBack(Constraint):
     place = _OneBack
 
 
-class _Shared(Place):
-    def copy(self) -> Any:
-        return self
-
-
-@mutant(Suite, COPIES, ALONG)
+@mutant(Suite, APART, ALONG)
 class Shared(Constraint):
-    """A copy is the matcher itself."""
+    """All outputs of a grammar have one matcher."""
 
-    place = _Shared
+    def compile(self, grammar: Grammar) -> Any:
+        made = self.__dict__.setdefault("made", {})
+        if grammar not in made:
+            made[grammar] = super().compile(grammar)
+        return made[grammar]
+
+
+@mutant(Suite, IN_TEXT)
+class MustCall(Constraint):
+    """Every output must call."""
+
+    def compile(self, grammar: Grammar) -> Any:
+        return super().compile(Grammar(grammar.kind, grammar.text.replace('"in_text":true', '"in_text":false')))
 
 
 class _TakesAll(Place):
