@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-PATTERNS = ("^[a-z]{2,5}$", "^(yes|no)$", "^[A-Z][a-z]*[0-9]{1,3}$", "^#[0-9a-f]{6}$", "^a?b+c{2,3}$", "^\\d{2}-\\d{2}$")
+PATTERNS = (
+    "^[a-z]{2,5}$",
+    "^(yes|no)$",
+    "^[A-Z][a-z]*[0-9]{1,3}$",
+    "^#[0-9a-f]{6}$",
+    "^a?b+c{2,3}$",
+    "^\\d{2}-\\d{2}$",
+)
 NAMES = ("id", "name", "tags", "size", "é", "with space", 'quo"te', "nested", "a.b", "列", "0", "$x")
 MOST_DEPTH = 3
 

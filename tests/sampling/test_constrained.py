@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -54,6 +55,9 @@ class Place:
 
     def fill(self, mask: Tensor) -> None:
         mask.fill_(-1)
+
+    def forced(self) -> Sequence[int]:
+        return ()
 
 
 def test_every_output_has_a_matcher_that_was_compiled_for_it() -> None:

@@ -34,6 +34,9 @@ class Rising:
         allowed = range(self.taken[-1] + 1 if self.taken else 0, VOCAB)
         mask.copy_(torch.tensor(words(allowed), dtype=torch.int32))
 
+    def forced(self) -> Sequence[int]:
+        return () if not self.taken else (self.taken[-1] + 1,)
+
 
 def words(allowed: Sequence[int] | range) -> list[int]:
     found = [sum(1 << token % 32 for token in allowed if token // 32 == word) for word in range(-(-VOCAB // 32))]

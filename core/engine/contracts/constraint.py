@@ -2,11 +2,13 @@
 
 A request may ask that its output follows a grammar. The core compiles the grammar before the request is queued, keeps a
 matcher for each request beside the rank that chooses tokens, and gives every token that the grammar forbids a logit of
-minus infinity. Drafts need no care: one that the grammar forbids is not the target's token, so it is rejected.
+minus infinity. Drafts need no care: one that the grammar forbids is not the target's token, so it is rejected. Where a
+drafter on the host drafts, what the grammar forces is drafted first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -84,6 +86,13 @@ class Matcher(Protocol):
 
         Raises :class:`GrammarError` where matching takes more than the plugin's limits."""
         ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next whatever is chosen, spelt as the vocabulary spells their text: the name of a property,
+        say. They are drafts, so another spelling may be allowed, too. Empty where nothing is certain; nothing changes.
+        Raises :class:`GrammarError` as :meth:`fill`."""
+        ...
+
 
 @runtime_checkable
 class Constraint(Protocol):

@@ -65,6 +65,11 @@ class ReasoningMatcher:
             if stage == BEFORE and tokens.opens is not None:
                 mask[tokens.opens // 32] |= _bit(tokens.opens)
 
+    def forced(self) -> Sequence[int]:
+        if self._stages[-1] == ANSWER and self._answer is not None:
+            return self._answer.forced()
+        return (self._tokens.closes,) if self._is_spent else ()
+
     @property
     def _is_spent(self) -> bool:
         """Nothing but the end of the thought may come."""

@@ -309,6 +309,21 @@ class ConstraintConformance:
         matcher.roll_back(1)
         assert torch.equal(self.allowed(matcher), before)
 
+    def test_what_is_forced_follows_and_changes_nothing(self, kind: GrammarKind) -> None:
+        """It is text that every output has here: none that is accepted goes on otherwise."""
+        for text in CASES[kind].accepted:
+            matcher, tokens = self.make().compile(CASES[kind].grammar), self.tokens(text)
+            for at, token in enumerate(tokens):
+                before, forced = self.allowed(matcher), list(matcher.forced())
+                assert torch.equal(self.allowed(matcher), before)
+                for number, each in enumerate(forced):
+                    assert self.allowed(matcher)[each] and matcher.advance(each), f"{each} after {text!r}[:{at}]"
+                    so_far, whole = self.text([*tokens[:at], *forced[: number + 1]]), self.text(tokens)
+                    assert whole.startswith(so_far), f"{so_far!r} is forced, and {whole!r} accepted"
+                matcher.roll_back(len(forced))
+                assert torch.equal(self.allowed(matcher), before)
+                assert matcher.advance(token)
+
     def test_matchers_of_one_grammar_are_independent(self, kind: GrammarKind) -> None:
         made, text = self.make(), self.tokens(CASES[kind].accepted[-1])
         first, other = made.compile(CASES[kind].grammar), made.compile(CASES[kind].grammar)

@@ -243,10 +243,16 @@ class LLGuidanceMatcher:
         self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * 4)
         self._check()
 
+    def forced(self) -> list[int]:
+        found: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        return found
+
     def _check(self) -> None:
         """The library does not raise: a matcher that is beyond its limits takes no more."""
         if self._matcher.is_error():
             raise GrammarError(_one_line(self._matcher.get_error()))
+
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:MOST_SAID] or "it cannot be compiled"

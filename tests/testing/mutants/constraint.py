@@ -19,6 +19,7 @@ AFTER = "test_the_end_may_follow_the_end"
 BACK = "test_tokens_are_taken_back"
 END_BACK = "test_the_end_is_taken_back"
 APART = "test_matchers_of_one_grammar_are_independent"
+FORCED = "test_what_is_forced_follows_and_changes_nothing"
 IN_TEXT = "test_calls_stand_in_text_where_they_may"
 WRONG = "test_wrong_grammars_are_refused_in_a_line"
 
@@ -46,6 +47,9 @@ class Place:
 
     def fill(self, mask: Tensor) -> None:
         self.right.fill(mask)
+
+    def forced(self) -> Any:
+        return self.right.forced()
 
 
 class Constraint(LLGuidance):
@@ -125,6 +129,32 @@ class MustCall(Constraint):
 
     def compile(self, grammar: Grammar) -> Any:
         return super().compile(Grammar(grammar.kind, grammar.text.replace('"in_text":true', '"in_text":false')))
+
+
+class _ForcesAny(Place):
+    def forced(self) -> Any:
+        return [5]
+
+
+@mutant(Suite, FORCED)
+class ForcesAny(Constraint):
+    """Says that a token is certain which is forbidden."""
+
+    place = _ForcesAny
+
+
+class _TakesForced(Place):
+    def forced(self) -> Any:
+        found = self.right.forced()
+        assert all(self.advance(token) for token in found)
+        return found
+
+
+@mutant(Suite, FORCED)
+class TakesForced(Constraint):
+    """Takes what it is asked about."""
+
+    place = _TakesForced
 
 
 class _TakesAll(Place):

@@ -85,6 +85,11 @@ class MineConstraintMatcher:
         for token in self._allowed():
             mask[token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
 
+    def forced(self) -> Sequence[int]:
+        """What comes next whatever is chosen: the core drafts it."""
+        allowed = self._allowed()
+        return tuple(allowed) if len(allowed) == 1 else ()
+
     def _allowed(self) -> set[int]:
         taken = self._taken
         if taken and taken[-1] in self._ends:
