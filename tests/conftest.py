@@ -1,6 +1,7 @@
 """Settings all tests share."""
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -11,6 +12,8 @@ import pytest
 
 # Tests of tools, and with them, import ``tools`` from the repository.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# What is collected stays, and is much: nothing looks for garbage among it, during collection or after.
+gc.disable()
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -91,6 +94,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
