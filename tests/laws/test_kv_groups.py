@@ -141,6 +141,7 @@ def test_tokens_are_those_of_transformers(
     engine.core.close()
 
 
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
 def test_next_turns_are_found_in_all_groups(references: dict[str, Reference], name: str) -> None:
@@ -174,6 +175,7 @@ def test_with_little_memory_tokens_are_the_same(
     engine.core.close()
 
 
+@few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Reference], name: str) -> None:
     """Four short prompts that grow at once: the pool ends before their texts do."""
@@ -218,7 +220,7 @@ def test_the_cache_takes_what_states_need(references: dict[str, Reference]) -> N
     engine.core.close()
 
 
-@few(4)
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "drafter"),
@@ -248,7 +250,7 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
     engine.core.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [

@@ -24,6 +24,7 @@ from engine.testing.architecture import ArchitectureConformance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.selection import few
 from tools.benchmarks.families import DRAFTERS, Row, measure
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -70,6 +71,7 @@ class Family(ArchitectureConformance):
             WRITTEN[name] = FOLDERS.enter_context(super().checkpoint(name))
         yield WRITTEN[name]
 
+    @few(1)
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
         """In chunks, after a cached prefix, with drafts; and nearly so with weights in 8 bits. Weights take the memory
         that was planned."""
