@@ -2,11 +2,13 @@
 
 import contextlib
 import gc
+import importlib.metadata
 import os
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,22 @@ def _cores_of_their_own() -> None:
         os.sched_setaffinity(0, cores[number::count] or cores)
 
 
+def _metadata_read_once() -> None:
+    """Whatever composes asks what is installed, and reading that again takes longer than composing does. What a test
+    installs is in a folder of its own."""
+    read = importlib.metadata.PathDistribution.metadata.fget
+    known: dict[str, Any] = {}
+
+    def metadata(of: Any) -> Any:
+        path = str(of._path)
+        if path not in known:
+            known[path] = read(of)
+        return known[path]
+
+    importlib.metadata.PathDistribution.metadata = property(metadata)
+
+
+_metadata_read_once()
 _cores_of_their_own()
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent's
     CACHE = _cache_of_their_own()
