@@ -21,7 +21,7 @@ from ..needs import needs_compiler
 from ..step.capturing import capturing_engine
 from .drafted import COMMON, Answer, answers
 
-WINDOW, OUTPUT = 24, 30
+WINDOW, OUTPUT = 24, 20
 SHAPE = {
     "vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
