@@ -67,7 +67,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "triton/test_heads.py", "attention_kernel/test_triton.py", "communicator/test_shm.py", "triton/test_aot.py",
+    "drafting/test_engine.py", "attention_kernel/test_triton.py", "communicator/test_shm.py", "triton/test_aot.py",
     "loop/test_clients.py", "architecture/test_dense_families.py", "cli/test_new_plugins.py", "triton/test_models.py",
     "ranks/test_joining.py", "communicator/test_gloo.py", "laws/test_kv_groups.py", "drafter/test_on_device.py",
     "laws/test_captured_models.py", "laws/test_inside_a_draft.py", "laws/test_bundled_swaps.py",
@@ -79,7 +79,8 @@ LONGEST = (
     "tests/test_architecture_rules.py", "ranks/test_tokens.py", "laws/test_lossy_formats.py",
     "architecture/test_gemma4.py", "laws/test_exact_swaps.py",
 )  # fmt: skip
-"""Files that take longest, in that order."""
+"""Files that take longest, in that order. The first runs all short files of interpreted tests: it is the first of them
+to be collected."""
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -117,6 +117,7 @@ def test_the_last_program_of_a_tile_merges_any_number_of_parts_and_one_sink(spli
     assert not kernel._arrived.any()
 
 
+@few(1)
 @pytest.mark.parametrize("rows", [((1, 300), (2, 40)), ((4, 700), (1, 1)), ((2, 200),)])
 def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_after(rows: tuple[tuple[int, int], ...]) -> None:
     """As in a graph captured for more queries and replayed with fewer, down to a row that is not there."""
@@ -172,6 +173,7 @@ def test_parts_of_a_rank_are_merged_with_their_log_sum_exp(splits: int, ends: tu
     assert not kernel._arrived.any()
 
 
+@few(1)
 @pytest.mark.parametrize("queries", [1, 4, 8, 32])
 def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: int) -> None:
     case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)
