@@ -1,16 +1,21 @@
 """Settings all tests share."""
 
 import contextlib
+import gc
+import importlib.metadata
 import os
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 # Tests of tools, and with them, import ``tools`` from the repository.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# What is collected stays, and is much: nothing looks for garbage among it, during collection or after.
+gc.disable()
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -40,13 +45,29 @@ def _cores_of_their_own() -> None:
         os.sched_setaffinity(0, cores[number::count] or cores)
 
 
+def _metadata_read_once() -> None:
+    """Whatever composes asks what is installed, and reading that again takes longer than composing does. What a test
+    installs is in a folder of its own."""
+    read = importlib.metadata.PathDistribution.metadata.fget
+    known: dict[str, Any] = {}
+
+    def metadata(of: Any) -> Any:
+        path = str(of._path)
+        if path not in known:
+            known[path] = read(of)
+        return known[path]
+
+    importlib.metadata.PathDistribution.metadata = property(metadata)
+
+
+_metadata_read_once()
 _cores_of_their_own()
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent's
     CACHE = _cache_of_their_own()
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "triton/test_heads.py", "attention_kernel/test_triton.py", "communicator/test_shm.py", "triton/test_aot.py",
+    "drafting/test_engine.py", "attention_kernel/test_triton.py", "communicator/test_shm.py", "triton/test_aot.py",
     "loop/test_clients.py", "architecture/test_dense_families.py", "cli/test_new_plugins.py", "triton/test_models.py",
     "ranks/test_joining.py", "communicator/test_gloo.py", "laws/test_kv_groups.py", "drafter/test_on_device.py",
     "laws/test_captured_models.py", "laws/test_inside_a_draft.py", "laws/test_bundled_swaps.py",
@@ -58,7 +79,8 @@ LONGEST = (
     "tests/test_architecture_rules.py", "ranks/test_tokens.py", "laws/test_lossy_formats.py",
     "architecture/test_gemma4.py", "laws/test_exact_swaps.py",
 )  # fmt: skip
-"""Files that take longest, in that order."""
+"""Files that take longest, in that order. The first runs all short files of interpreted tests: it is the first of them
+to be collected."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -91,6 +113,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,25 +19,25 @@ from engine.startup.rank import drafts_of
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 
 from ..launches import Launches, count_launches
-from ..laws.drafted import DRAFTERS, Models, answers
+from ..laws.drafted import DRAFTERS, Models
 from ..laws.harness import run_again
 from ..step.capturing import capturing_engine
 
-MOST = {0.0: (8, 57), 0.8: (10, 75)}
-"""By temperature, of a step of a chain and of a chain of seven drafts: the first token, where all steps go, their
-rotations, and six steps."""
+MOST = {0.0: (8, 33), 0.8: (10, 45)}
+"""By temperature, of a step of a chain and of a chain of four drafts: the first token, where all steps go, their
+rotations, and three steps."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> None:
     models, counts = Models(tmp_path), dict[int, int]()
-    for width in (2, 7):
+    for width in (2, 4):
         # The first one also fills memory that is kept.
         *_, (launches, _) = proposed(chains(models, width, "triton"), width, temperature)
         counts[width] = len(launches.names)
         assert launches.names.count("chain_inputs") == 1
-    of_a_step, of_seven = MOST[temperature]
-    assert counts[7] - counts[2] <= 5 * of_a_step and counts[7] <= of_seven
+    of_a_step, of_four = MOST[temperature]
+    assert counts[4] - counts[2] <= 2 * of_a_step and counts[4] <= of_four
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
@@ -45,7 +45,7 @@ def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(tmp_path: Path, temp
     models, found = Models(tmp_path), []
     for kernels in ("torch", "triton"):
         found.append([drafts.tolist() for _, drafts in proposed(chains(models, 3, kernels), 3, temperature)])
-    assert found[0] == found[1] and len(found[0]) >= 2
+    assert found[0] == found[1] and len(found[0]) == 2
 
 
 @pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -80,7 +80,7 @@ def chains(models: Models, width: int, kernels: Kernels, captured: bool = False)
     """An engine with chains of an EAGLE3 head. ``captured``: steps of a row are, and what follows them."""
     which = (f"model.path={models.path('Llama')}", *DRAFTERS["eagle3"](models, "Llama"))
     widths = ("drafter.adaptive=false", f"drafter.max_width={width}")
-    shapes: dict[str, Any] = {"row_shapes": (1,) if captured else (), "query_shapes": (1, width + 1)}
+    shapes: dict[str, Any] = {"row_shapes": (1,) if captured else (), "query_shapes": (width + 1,)}
     return capturing_engine(*which, *widths, kernels=kernels, attention=attention, capture=run_again, **shapes)
 
 
@@ -89,7 +89,8 @@ def attention(context: Any) -> TritonAttention:
 
 
 def proposed(engine: Any, width: int, temperature: float) -> list[tuple[Launches, Tensor]]:
-    """What is launched for a request each time that so many drafts are wanted, and they, ``[1, width]``."""
+    """What is launched for a request the first and the second time that so many drafts are wanted, and they,
+    ``[1, width]``."""
     drafts, found = drafts_of(engine.runner), list[tuple[Launches, Tensor]]()
     assert drafts is not None
     drafter: Any = drafts.drafter
@@ -104,5 +105,7 @@ def proposed(engine: Any, width: int, temperature: float) -> list[tuple[Launches
 
     drafter.propose = counted
     sampling = SamplingParams(max_tokens=width + 3, temperature=temperature, seed=1, ignore_eos=True)
-    answers(engine.core, [EngineRequest("one", (5, 6, 7), sampling)], 1)
+    engine.core.submit(EngineRequest("one", (5, 6, 7), sampling))
+    while len(found) < 2:
+        engine.core.step()
     return found

@@ -175,12 +175,12 @@ def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
 
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Rows in which every two values of two factors meet at least once; greedy, the same each time."""
-    product = list(itertools.product(*factors))
     columns = list(itertools.combinations(range(len(factors)), 2))
-    missing = {(a, b, row[a], row[b]) for row in product for a, b in columns}
+    pairs = {row: {(a, b, row[a], row[b]) for a, b in columns} for row in itertools.product(*factors)}
+    missing = set().union(*pairs.values())
     rows = []
     while missing:
-        best = max(product, key=lambda row: sum((a, b, row[a], row[b]) in missing for a, b in columns))
-        missing -= {(a, b, best[a], best[b]) for a, b in columns}
+        best = max(pairs, key=lambda row: len(pairs[row] & missing))
+        missing -= pairs[best]
         rows.append(best)
     return rows

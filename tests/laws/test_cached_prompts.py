@@ -111,7 +111,7 @@ def retold(rng: random.Random, told: list[list[int]], number: int) -> list[list[
     return made
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 @pytest.mark.parametrize("kv_tokens", [4096, 240])
@@ -233,7 +233,7 @@ def conversed(core: EngineCore, text: tuple[int, ...]) -> tuple[int, ...]:
     return (*text, *answer.tokens, 3, 1, 2)
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("row", pairwise((FORMATS, DRAFTING, OVERLAP, MEMORY, ("1", "3"))), ids=" ".join)
 def test_answers_after_cached_texts_are_those_of_a_run_without_cache(
     row: tuple[str, ...], models: Models, uncached: Callable[[str], dict[tuple[int, ...], list[tuple[int, ...]]]]

@@ -54,7 +54,7 @@ def overrides(plugins: Plugins) -> list[str]:
 def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: Plugins) -> None:
     engine = exact_engine(*overrides(plugins), graphs=plugins[4] == "captured")
     for seed in (1, 2):
-        requests = random_requests(seed, 14)
+        requests = random_requests(seed, 10)
         outputs = run(engine.core, requests)
         assert outputs == {r.request_id: expected(r) for r in requests}
         assert_nothing_held(engine)
@@ -64,7 +64,7 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plu
 @pytest.mark.parametrize("plugins", sets(SCHEDULERS, ("paged", "prefix_cache"), *FACTORS[2:]))
 def test_preemption_under_memory_pressure_changes_no_token(plugins: Plugins) -> None:
     engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128, graphs=plugins[4] == "captured")
-    requests = random_requests(3, 16)
+    requests = random_requests(3, 12)
     outputs = run(engine.core, requests, per_step=16)
     assert outputs == {r.request_id: expected(r) for r in requests}
     assert_nothing_held(engine)

@@ -17,7 +17,7 @@ from .drafted import DRAFTERS, NONE, Answer, Models, answers, assert_idle, engin
 
 WIDE = "drafter.max_width=6"
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-DEVICE_DRAFTERS = ("target", "early_exit", "stranger", "eagle3", "parallel_block")
+DEVICE_DRAFTERS = ("stranger", "early_exit", "target", "eagle3", "parallel_block")
 Make = Callable[..., EngineCore]
 
 
@@ -67,7 +67,7 @@ def counts(found: list[Answer]) -> tuple[int, int]:
     return sum(t.drafted_tokens for t in timings), sum(t.accepted_tokens for t in timings)
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_stop_token_inside_a_draft_ends_the_output_there(
     drafter: str, drafting: Make, texts: list[tuple[int, ...]], undrafted: Callable[[int], list[tuple[int, ...]]]
@@ -86,7 +86,7 @@ def test_a_stop_token_inside_a_draft_ends_the_output_there(
     core.close()
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_token_limit_inside_a_draft_is_kept(
     drafter: str, drafting: Make, texts: list[tuple[int, ...]], undrafted: Callable[[int], list[tuple[int, ...]]]
@@ -98,7 +98,7 @@ def test_a_token_limit_inside_a_draft_is_kept(
     core.close()
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_tiny_context_ends_outputs_at_its_last_token(drafter: str, models: Models, drafting: Make) -> None:
     text = tuple(range(40))
@@ -110,7 +110,7 @@ def test_a_tiny_context_ends_outputs_at_its_last_token(drafter: str, models: Mod
     tiny.close(), plain.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("drafter", "overlap"), DRAFTERS_AND_OVERLAP)
 def test_requests_preempted_with_drafts_under_way_go_on_with_the_same_tokens(
     drafter: str,
@@ -126,7 +126,7 @@ def test_requests_preempted_with_drafts_under_way_go_on_with_the_same_tokens(
     core.close()
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize(("drafter", "overlap"), DRAFTERS_AND_OVERLAP)
 def test_aborts_with_drafts_under_way_disturb_nobody_and_give_everything_back(
     drafter: str,
@@ -157,6 +157,7 @@ def test_aborts_with_drafts_under_way_disturb_nobody_and_give_everything_back(
     core.close()
 
 
+@few(3)
 @pytest.mark.parametrize("budget", [9, 15, 16, 17, 64])
 def test_a_draft_model_that_is_the_target_is_never_wrong_wherever_prompts_are_cut(
     budget: int,
@@ -174,7 +175,7 @@ def test_a_draft_model_that_is_the_target_is_never_wrong_wherever_prompts_are_cu
     core.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("drafter", DEVICE_DRAFTERS)
 def test_drafts_are_as_good_after_a_prefix_hit_a_chunk_border_or_beside_others(
     drafter: str, drafting: Make, texts: list[tuple[int, ...]]
@@ -189,7 +190,7 @@ def test_drafts_are_as_good_after_a_prefix_hit_a_chunk_border_or_beside_others(
     whole.close(), cut.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "early_exit", "target"])
 def test_a_stop_string_inside_a_draft_ends_the_text_there(drafter: str, models: Models) -> None:
     settings = ("device=cpu", "threads=1", "model.dtype=float32", "model.max_len=512", "exporter=[]")

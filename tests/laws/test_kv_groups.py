@@ -21,7 +21,7 @@ from ..needs import needs_compiler
 from ..step.capturing import capturing_engine
 from .drafted import COMMON, Answer, answers
 
-WINDOW, OUTPUT = 24, 30
+WINDOW, OUTPUT = 24, 20
 SHAPE = {
     "vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
@@ -141,6 +141,7 @@ def test_tokens_are_those_of_transformers(
     engine.core.close()
 
 
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
 def test_next_turns_are_found_in_all_groups(references: dict[str, Reference], name: str) -> None:
@@ -174,6 +175,7 @@ def test_with_little_memory_tokens_are_the_same(
     engine.core.close()
 
 
+@few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Reference], name: str) -> None:
     """Four short prompts that grow at once: the pool ends before their texts do."""
@@ -218,7 +220,7 @@ def test_the_cache_takes_what_states_need(references: dict[str, Reference]) -> N
     engine.core.close()
 
 
-@few(4)
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "drafter"),
@@ -248,7 +250,7 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
     engine.core.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [

@@ -148,8 +148,6 @@ def test_a_stopped_engine_answers_no_ping_and_is_killed_with_its_stacks(
         with pytest.raises(EngineDead, match="it does not answer"):
             await asyncio.wait_for(collect(stream), process.STACKS_S + 2)
         assert client.cause_of_death == "it does not answer"
-        again = await client.start()
-        assert again.pid != info.pid
         await client.close()
 
     asyncio.run(scenario())
@@ -158,12 +156,12 @@ def test_a_stopped_engine_answers_no_ping_and_is_killed_with_its_stacks(
 
 
 def test_pings_are_answered_while_a_step_runs_and_say_how_long_it_has() -> None:
-    slow = assemble(["device=cpu", "model.max_len=4096", "exporter=[]", "threads=1", "scheduler.token_budget=4096"])
+    slow = assemble(["device=cpu", "model.max_len=2048", "exporter=[]", "threads=1", "scheduler.token_budget=2048"])
 
     async def scenario() -> list[Heartbeat]:
         client = ProcessEngineClient(slow)
         await client.start()
-        stream = client.submit(EngineRequest("a", tuple(range(5, 3900)), GREEDY))
+        stream = client.submit(EngineRequest("a", tuple(range(5, 1900)), GREEDY))
         first, beats = asyncio.ensure_future(anext(stream)), []
         while not first.done():
             client.ping()
@@ -185,7 +183,7 @@ async def until(seen: Callable[[], bool]) -> None:
 
 @few(2)
 @pytest.mark.parametrize(
-    "phase", ["import torch", pytest.param("plan memory", marks=pytest.mark.slow), "load weights", "warm up", "ready"]
+    "phase", ["load weights", "import torch", pytest.param("plan memory", marks=pytest.mark.slow), "warm up", "ready"]
 )
 def test_the_engine_process_ends_with_its_parent_in_every_phase(plan: EnginePlan, phase: str) -> None:
     script = (

@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("model"))
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize("execution", ["eager", "auto"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
@@ -309,6 +309,7 @@ def test_the_ledger_holds_estimate_and_measurement_and_adds_up(heavy: Path) -> N
     assert all(line.name in text for line in ledger.lines if line.planned_bytes)
 
 
+@few(2)
 @needs_compiler
 @pytest.mark.parametrize("drafter", ["none", "early_exit"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -87,7 +87,7 @@ def stages(graph: Graph) -> list[int]:
 MODELS = list(models())
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])])
 @pytest.mark.parametrize(("suite", "name"), MODELS)
 def test_a_rank_takes_what_was_planned(suite: ArchitectureConformance, name: str, execution: str) -> None:
@@ -102,7 +102,7 @@ def test_a_rank_takes_what_was_planned_in_every_layout(suite: ArchitectureConfor
         check(model.path, dict(LAYOUTS), "execution=eager")
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=needs_compiler)])
 @pytest.mark.parametrize("name", ["fp8 block", "ct int8 channel", "ct w4 g32 asym", "awq g32", "gptq w4 g32 sym"])
 def test_a_rank_of_a_quantized_checkpoint_takes_what_was_planned(name: str, execution: str, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ SHARED = ("g_idx", "scale_inv")
 """Of those that ranks with other outputs of the same inputs, or other rows of a block, read as well."""
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize("layout", ["tp 2", "ep 2", "pp 2", "tp 2 x pp 2"])
 @pytest.mark.parametrize("name", ["fp8 block", "ct w4 g32 asym", "gptq w4 g32 sym", "mxfp4", "unquantized", "together"])
 def test_ranks_read_their_shares_and_no_more(

@@ -12,7 +12,7 @@ from tests.testing.mutants.table import PAGE, table
 WITHOUT_A_SUITE = {"parallelism"}
 
 
-@few(40)
+@few(20)
 @pytest.mark.parametrize("one", [one for one in all_mutants() if not one.missed], ids=lambda one: one.name)
 def test_a_mutant_is_caught_by_every_test_it_names(one: Mutant) -> None:
     suite = one.tests()

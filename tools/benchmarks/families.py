@@ -24,6 +24,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, Timings
 from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance
@@ -94,7 +96,7 @@ def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
         row.in_chunks.append(difference(planned_logits(prompt, CHUNK, path), want))
         rounded = planned_logits(prompt, len(prompt), path, "quantizer=int8")
         row.rounded.append(rounding_of(rounded, want))
-        plain = build_engine(assemble([*COMMON, path]))
+        plain = build_engine(plan_of(path))
         assert plain.info.ledger is not None
         weights = next(line for line in plain.info.ledger.lines if line.name == "weights")
         row.weights_bytes += weights.measured_bytes or 0
@@ -119,7 +121,7 @@ def answers(plain: Any, prompt: Sequence[int], *overrides: str) -> Iterator[tupl
     yield ("greedy", False), answer(plain, prompt)
     yield ("greedy", True), answer(plain, prompt)
     for drafter, chosen in DRAFTERS.items():
-        yield (drafter, False), answer(build_engine(assemble([*COMMON, *overrides, *chosen])).core, prompt)
+        yield (drafter, False), answer(build_engine(plan_of(*overrides, *chosen)).core, prompt)
 
 
 def answer(core: Any, prompt: Sequence[int]) -> Answer:
@@ -133,9 +135,14 @@ def answer(core: Any, prompt: Sequence[int]) -> Answer:
     return Answer(tuple(tokens), timings)
 
 
+@cache
+def plan_of(*overrides: str) -> EnginePlan:
+    return assemble([*COMMON, *overrides])
+
+
 def planned_logits(tokens: Sequence[int], chunk: int, *overrides: str) -> Tensor:
     """Of each token, as the plan computes it, so many tokens at a time."""
-    plan = assemble([*COMMON, *overrides])
+    plan = plan_of(*overrides)
     loaded = LoadedPlan(plan, bind(plan), len(tokens), chunk)
     return torch.cat(list(loaded.logits(loaded.hidden(tuple(tokens)))))
 

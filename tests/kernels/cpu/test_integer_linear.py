@@ -96,7 +96,7 @@ def test_panels_hold_the_codes(bits: int) -> None:
     assert torch.equal(from_panels(panels, bits), codes)
 
 
-@few(90)
+@few(40)
 @pytest.mark.parametrize(("out", "size", "group"), SHAPES)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
@@ -123,7 +123,7 @@ def test_e4m3_weights_of_any_size_and_group(activations: str, out: int, size: in
     assert torch.equal(packed.reference(x), multiplied(x, weight, activations))
 
 
-@few(22)
+@few(12)
 @pytest.mark.parametrize(("out", "size", "group"), SHAPES)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_e2m1_weights_of_any_size_and_group(activations: str, out: int, size: int, group: int, unit: str) -> None:

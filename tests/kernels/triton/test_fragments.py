@@ -13,6 +13,7 @@ from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
 from engine.kernels.triton.quantized.loaders import tile_loader
 from tests.kernels.triton.quantized_weights import WEIGHTS, Make, int4_zeros, int8_groups
 from tests.kernels.triton.test_linear import surrounded
+from tests.selection import few
 
 EPS = 1e-5
 KINDS: dict[str, Make] = {
@@ -66,6 +67,7 @@ def test_channels_and_tiles_need_not_fill_programs_and_warps(
     case.check(case.linear.store(case.x))
 
 
+@few(1)
 @pytest.mark.parametrize("rows", [2, 16])
 def test_what_follows_a_product_is_what_follows_any(device: str, rows: int) -> None:
     case = Case(device, "int4 g128", rows, 2 * 20, 256, bias=True)

@@ -37,6 +37,8 @@ TOKENS = [(7 * i + 3) % 120 for i in range(37)]
 TOLERANCE = {"float32": 3e-5, "bfloat16": 0.15, "float16": 0.02}
 CHUNKS = ((0, 17), (17, 33), (33, 36), (36, 37))
 """Of TOKENS: more than 16 rows, exactly 16, a few, one."""
+FEWER_CHUNKS = ((0, 17), (17, 20), (20, 21))
+"""The same without exactly 16."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,10 @@ def chunked_logits(loop: PagedLoop, chunks: Sequence[tuple[int, int]] = CHUNKS) 
     return torch.cat([loop.model.head(loop.step([(sequence, TOKENS[a:b])])[0]) for a, b in chunks])
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("llama", "float16"), ("llama_biased", "float32"), ("qwen2", "bfloat16"), ("qwen3", "float32")],
+    [("llama", "float16"), ("qwen2", "bfloat16"), ("qwen3", "float32"), ("llama_biased", "float32")],
 )
 def test_logits_equal_the_reference_at_every_number_of_rows(
     checkpoints: dict[str, Path], family: str, dtype: str
@@ -185,7 +187,7 @@ def quantizers() -> dict[str, Any]:
 )  # fmt: skip
 def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str, Path], name: str) -> None:
     """Each format through the fused kernels, and what takes over beyond 16 rows: activations are rounded only there."""
-    chunks = CHUNKS[:1] if "activations" in name else CHUNKS
+    chunks = CHUNKS[:1] if "activations" in name else FEWER_CHUNKS
     quantizer = quantizers()[name]
     facts, fast = load(checkpoints["qwen2"], kernels="triton", quantizer=quantizer)
     _, plain = load(checkpoints["qwen2"], kernels="reference", quantizer=quantizer)

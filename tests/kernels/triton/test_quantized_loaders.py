@@ -31,7 +31,7 @@ def gap(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.float().cpu() - want).abs().max() / max(1.0, float(want.abs().max())))
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("rows", [1, 5])
@@ -43,7 +43,7 @@ def test_every_kind_is_multiplied_as_what_it_stands_for(rows: int, kind: str, sh
     assert gap(linear.store(x.to(DEVICE)), F.linear(x, made.dense(), bias)) <= TOLERANCE["float32"]
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (1, "float16"), (16, "float32")])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_norm_and_gate_are_fused_with_every_kind(rows: int, kind: str, dtype: str) -> None:

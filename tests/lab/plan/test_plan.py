@@ -283,7 +283,7 @@ def test_no_figure_of_a_plan_is_cut_at_80_columns(llama_8b, monkeypatch, capsys)
     long = Candidate(("quantizer=int4", "scheduler.max_requests=128", "kv_format=fp8"), "less exact")
     monkeypatch.setattr(planning, "CANDIDATES", (long,))
     monkeypatch.setattr(planning, "LAYOUTS", ())
-    words = ("--device", "H100", "--model", llama_8b, "--requests", "19", "--workload", "in=2560,out=1600,rate=2")
+    words = ("--device", "H100", "--model", llama_8b, "--requests", "19", "--workload", "in=2560,out=160,rate=2")
     code, out, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms")
     _, told, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms", "--json")
     assert code == 0 and "…" not in out and max(map(len, out.splitlines())) <= 80

@@ -24,6 +24,7 @@ from engine.testing.architecture import ArchitectureConformance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.selection import few
 from tools.benchmarks.families import DRAFTERS, Row, measure
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -47,11 +48,16 @@ class Family(ArchitectureConformance):
     plugin: ClassVar[type[Any]]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]]
     in_steps: ClassVar[tuple[str, ...]]
+    is_like_llama: ClassVar[bool] = False
+    """Its layers are Llama's but for biases, multipliers and rotations: what an engine answers is left to slow runs."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "model_name" in metafunc.fixturenames:
-            all_of_them = metafunc.function.__name__.endswith("of_the_reference")
-            metafunc.parametrize("model_name", list(self.models()) if all_of_them else self.in_steps)
+            function = metafunc.function.__name__
+            names = list(self.models()) if function.endswith("of_the_reference") else self.in_steps
+            is_slow = self.is_like_llama and function == Family.test_an_engine_answers_like_the_reference.__name__
+            marks = (pytest.mark.slow,) if is_slow else ()
+            metafunc.parametrize("model_name", [pytest.param(name, marks=marks) for name in names])
 
     def make(self) -> Architecture:
         made: Architecture = self.plugin(SlotConfig())
@@ -70,6 +76,7 @@ class Family(ArchitectureConformance):
             WRITTEN[name] = FOLDERS.enter_context(super().checkpoint(name))
         yield WRITTEN[name]
 
+    @few(1)
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
         """In chunks, after a cached prefix, with drafts; and nearly so with weights in 8 bits. Weights take the memory
         that was planned."""

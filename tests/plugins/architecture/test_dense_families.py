@@ -78,6 +78,7 @@ class TestSmolLM3(Family):
 
 class TestSeedOss(Family):
     plugin = SeedOssArchitecture
+    is_like_llama = True
     in_steps = ("seed_oss",)
     variants: ClassVar = {
         "seed_oss": SEED_OSS,
@@ -148,6 +149,7 @@ class TestPhi3(Family):
 
 class TestStarcoder2(Family):
     plugin = Starcoder2Architecture
+    is_like_llama = True
     in_steps = ("starcoder2",)
     variants: ClassVar = {
         "starcoder2": STARCODER2 | {"tie_word_embeddings": True},
@@ -172,6 +174,7 @@ class TestCohere(Family):
 
 class TestGlm(Family):
     plugin = GlmArchitecture
+    is_like_llama = True
     in_steps = ("glm4",)
     kernels = ("reference", "torch", "native")
     variants: ClassVar = {
@@ -186,6 +189,7 @@ class TestGlm(Family):
 
 class TestHunyuan(Family):
     plugin = HunyuanArchitecture
+    is_like_llama = True
     in_steps = ("hunyuan with alpha",)
     kernels = ("reference", "torch", "native")
     variants: ClassVar = {
@@ -198,6 +202,7 @@ class TestHunyuan(Family):
 
 class TestErnie(Family):
     plugin = ErnieArchitecture
+    is_like_llama = True
     in_steps = ("ernie",)
     kernels = ("reference", "torch", "native")
     variants: ClassVar = {

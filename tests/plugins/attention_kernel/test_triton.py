@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from tests.selection import few
 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.config import SlotConfig
@@ -99,6 +100,7 @@ LONG = AttentionCase("decode_and_verify_of_a_long_row", ((1, 2111), (3, 130), (1
 """Key tiles of 64: the long row has one for each of 32 splits and more, the others a few and a single one."""
 
 
+@few(1)
 @pytest.mark.parametrize(("splits", "sinks"), [(3, False), (17, True), (32, False)])
 def test_the_last_program_of_a_tile_merges_any_number_of_parts_and_one_sink(splits: int, sinks: bool) -> None:
     case = replace(LONG, sinks=sinks)
@@ -115,6 +117,7 @@ def test_the_last_program_of_a_tile_merges_any_number_of_parts_and_one_sink(spli
     assert not kernel._arrived.any()
 
 
+@few(1)
 @pytest.mark.parametrize("rows", [((1, 300), (2, 40)), ((4, 700), (1, 1)), ((2, 200),)])
 def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_after(rows: tuple[tuple[int, int], ...]) -> None:
     """As in a graph captured for more queries and replayed with fewer, down to a row that is not there."""
@@ -149,6 +152,7 @@ def test_a_captured_call_of_a_rank_takes_its_ends_from_the_device_and_asks_nothi
     assert not kernel._arrived.any()
 
 
+@few(1)
 @pytest.mark.parametrize(("splits", "ends"), [(17, (0, 5, 130)), (32, (64, 64, 2000))])
 def test_parts_of_a_rank_are_merged_with_their_log_sum_exp(splits: int, ends: tuple[int, ...]) -> None:
     """Of queries that see nothing, less than others of their tile, and all that the longest row has."""
@@ -169,6 +173,7 @@ def test_parts_of_a_rank_are_merged_with_their_log_sum_exp(splits: int, ends: tu
     assert not kernel._arrived.any()
 
 
+@few(1)
 @pytest.mark.parametrize("queries", [1, 4, 8, 32])
 def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: int) -> None:
     case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)

@@ -216,7 +216,7 @@ def write_head(folder: Path, layout: str) -> Path:
     return folder
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("execution", ["eager", "compile"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.inference_mode()

@@ -95,7 +95,7 @@ FORMATS = (
 )  # fmt: skip
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", FORMATS)
@@ -165,7 +165,7 @@ MIXTURES = ("ct fp8 channel", "ct fp8 block", "ct int8 channel", "ct w4 g32 asym
 LAYOUTS = {"tp 2": Layout(2), "ep 2": Layout(2, 1, 2), "tp 4 x ep 2": Layout(4, 1, 2)}
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MIXTURES)

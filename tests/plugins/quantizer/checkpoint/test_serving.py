@@ -95,9 +95,17 @@ def test_a_quantized_copy_answers_as_the_original(name: str, tmp_path: Path) -> 
         assert process.wait(30) == 0
 
 
-def test_check_says_that_a_quantized_checkpoint_fits(tmp_path: Path) -> None:
-    folder = quantized_bundled(tmp_path / "w4", ct_packed(4, 32, symmetric=True))
-    done = engine("check", "--build", f"model.path={folder}")
+FOUR_BITS = ct_packed(4, 32, symmetric=True)
+
+
+@pytest.fixture(scope="module")
+def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nobody changes it."""
+    return quantized_bundled(tmp_path_factory.mktemp("w4"), FOUR_BITS)
+
+
+def test_check_says_that_a_quantized_checkpoint_fits(four_bits: Path) -> None:
+    done = engine("check", "--build", f"model.path={four_bits}")
     assert done.returncode == 0, done.stderr
     assert "every selected plugin is built" in done.stderr and "activations=auto" in done.stdout
 
@@ -117,10 +125,11 @@ def test_what_cannot_be_read_is_refused_with_every_reason_and_no_traceback(
 @pytest.mark.parametrize(
     "words", [("check", "--build"), pytest.param(("serve", "server.port=0"), marks=pytest.mark.slow)]
 )
-def test_what_only_headers_show_is_refused_before_loading(words: tuple[str, ...], tmp_path: Path) -> None:
-    case = ct_packed(4, 32, symmetric=True)
-    folder = quantized_bundled(tmp_path / "w4", case)
-    mixed = case.quantization | {"ignore": ["lm_head", "re:.*layers\\.[01]\\.self_attn\\.q_proj"]}
+def test_what_only_headers_show_is_refused_before_loading(
+    words: tuple[str, ...], four_bits: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(four_bits, tmp_path / "mixed")
+    mixed = FOUR_BITS.quantization | {"ignore": ["lm_head", "re:.*layers\\.[01]\\.self_attn\\.q_proj"]}
     done = engine(*words, f"model.path={configured(folder, mixed)}")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.count("layers that are multiplied together must be stored in the same way") == 2
@@ -139,9 +148,8 @@ def test_a_cache_scale_that_cannot_be_stops_only_plans_that_use_it(tmp_path: Pat
         LLM(str(folder), [*SMALL, "kv_format=fp8"])
 
 
-def test_another_quantizer_is_refused_and_told_who_reads_it(tmp_path: Path) -> None:
-    folder = quantized_bundled(tmp_path / "w4", ct_packed(4, 32, symmetric=True))
-    done = engine("check", f"model.path={folder}", "quantizer=int8")
+def test_another_quantizer_is_refused_and_told_who_reads_it(four_bits: Path) -> None:
+    done = engine("check", f"model.path={four_bits}", "quantizer=int8")
     assert done.returncode == 2
     assert "already quantized (quant_method=compressed-tensors); quantizer=checkpoint reads that" in done.stderr
 
