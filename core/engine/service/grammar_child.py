@@ -28,7 +28,7 @@ class Verdict(msgspec.Struct, frozen=True):
     is_fault: bool = False
 
 
-class Compiler:
+class GrammarCompiler:
     """Compiles grammars with a plan's plugin, one to a frame."""
 
     def __init__(self, plan: bytes) -> None:
@@ -60,5 +60,5 @@ class Compiler:
 
 
 if __name__ == "__main__":
-    compiler = Compiler(sys.argv[3].encode())
+    compiler = GrammarCompiler(sys.argv[3].encode())
     sys.exit(child.main(compiler, compiler.prepare))

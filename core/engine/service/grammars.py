@@ -102,7 +102,7 @@ def _schema_text(schema: Mapping[str, Any] | bool | str | None, param: str) -> s
         raise bad_request(f"{param} is nested too deeply.", param) from None
 
 
-class Compiler(Protocol):
+class GrammarSandbox(Protocol):
     """What compiles grammars; see :class:`engine.service.grammar_worker.GrammarWorker`."""
 
     async def verdict(self, grammar: Grammar, cpu_s: float) -> Verdict: ...
@@ -113,7 +113,7 @@ class Compiler(Protocol):
 class GrammarChecks:
     """Has grammars compiled to refuse those that cannot be enforced. Use on the event loop's thread only."""
 
-    def __init__(self, compiler: Compiler | None, config: ConstraintConfig | None = None) -> None:
+    def __init__(self, compiler: GrammarSandbox | None, config: ConstraintConfig | None = None) -> None:
         self._compiler = compiler
         self._config = config or ConstraintConfig()
         self._waiting = 0
@@ -133,7 +133,7 @@ class GrammarChecks:
         if why:
             raise bad_request(f"{param}: {why[:1].upper()}{why[1:]}.".replace("..", "."), param, "invalid_grammar")
 
-    async def _compiled(self, compiler: Compiler, grammar: Grammar) -> str:
+    async def _compiled(self, compiler: GrammarSandbox, grammar: Grammar) -> str:
         """Why it is refused."""
         if self._waiting >= MOST_WAITING:
             raise ApiError("overloaded", "Too many grammars wait already.", code="queue_full", retry_after_s=1)
