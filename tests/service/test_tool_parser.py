@@ -144,6 +144,48 @@ CASES: list[tuple[str, str, Found]] = [
         ("Wait.", [("get_weather", '{"city": "a < b", "n": true}'), ("add", "{}")]),
     ),
     ("pairs", "<tool_call>add</tool_call>", ("", [("add", "{}")])),
+    ("pythonic", "[add()]", ("", [("add", "{}")])),
+    (
+        "pythonic",
+        '\n[get_weather(city="Brünn \\"x\\" \\x41\\n", n=-12,\n tags=["a, ]", {"b": None, \'c\': [True]}]), add()]',
+        (
+            "",
+            [
+                (
+                    "get_weather",
+                    r'{"city": "Brünn \"x\" \u0041\n", "n": -12, "tags": ["a, ]", {"b": null, "c": [true]}]}',
+                ),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    ("pythonic", "<|python_start|>[add(a='x',)]<|python_end|>", ("", [("add", '{"a": "x"}')])),
+    (
+        "pythonic",
+        "[add(a=null, b=true)]\n[add(a=c + [1, 2], b=)]",
+        (
+            "",
+            [
+                ("add", '{"a": null, "b": true}'),
+                ("add", '{"a": "c + [1, 2]", "b": ""}'),
+            ],
+        ),
+    ),
+    ("pythonic", "[add(a='x' 'y')]", ("'y')]", [("add", '{"a": "x"}')])),
+    ("pythonic", "[add(a=1), none]", (", none]", [("add", '{"a": 1}')])),
+    ("pythonic", '[add(a="cut \\u00f', ("", [("add", '{"a": "cut ')])),
+    ("pythonic", "[other(a=1)]", ("[other(a=1)]", [])),
+    ("pythonic", "[1] says so, [add(a=1)]", ("[1] says so, [add(a=1)]", [])),
+    ("pythonic", " [add(1)]", (" [add(1)]", [])),
+    ("pythonic", "[add(a b=1)]", ("[add(a b=1)]", [])),
+    ("pythonic", "[add", ("[add", [])),
+    (
+        "lines",
+        'Wait. <function_calls>add(a={"b": [1, null]})\nget_weather(city="x")</function_calls>Done.',
+        ("Wait. Done.", [("add", '{"a": {"b": [1, null]}}'), ("get_weather", '{"city": "x"}')]),
+    ),
+    ("lines", "<function_calls>[other.f(a=1)]</function_calls>", ("", [("other.f", '{"a": 1}')])),
+    ("lines", "<function_calls></function_calls>", ("<function_calls></function_calls>", [])),
 ]
 
 
@@ -183,7 +225,7 @@ def test_mutated_outputs_lose_no_text_and_cuts_change_nothing(name: str) -> None
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(characters) + 1)
             characters[at : at + draw.randrange(3)] = draw.choice(
-                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", ""]
+                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", "", "'", "(", ")", "=", "|", " "]
             )
         text = "".join(characters)
         whole = parsed(syntax, [text])
@@ -207,6 +249,11 @@ def test_the_syntax_is_told_by_the_template() -> None:
     assert syntax_of("<｜tool▁sep｜>") is BY_NAME["separated"]
     assert syntax_of("<｜tool▁sep｜>\n```json") is BY_NAME["fenced"]
     assert syntax_of('{"name": x, "parameters": y}') is BY_NAME["bare"]
+    assert (
+        syntax_of("Respond in the format [func_name1(params_name1=params_value1), func_name2(params)]")
+        is (BY_NAME["pythonic"])
+    )
+    assert syntax_of("'<function_calls>' + name + '(' + arguments + ')'") is BY_NAME["lines"]
     assert syntax_of("{{ messages }}") is None
     assert json.loads(ADD) and json.loads(WEATHER)
 

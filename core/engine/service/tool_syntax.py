@@ -21,7 +21,9 @@ class CallSyntax:
     * ``object``: a JSON object ``{"name": ..., ARGUMENTS: {...}}``;
     * ``named``: ``before_name`` perhaps, the name, ``after_name``, the arguments as a JSON object;
     * ``marked``: ``before_name``, the name, ``after_name``, and for each parameter its name and value between
-      ``before_key``, ``after_key``, ``before_value`` and ``after_value``, then ``ends``.
+      ``before_key``, ``after_key``, ``before_value`` and ``after_value``, then ``ends``;
+    * ``literal``: ``before_name`` perhaps, the name, ``after_name``, and for each parameter its name, ``after_key`` and
+      a literal, with commas between them, then ``ends``.
     """
 
     name: str
@@ -31,10 +33,12 @@ class CallSyntax:
     """Before each call, or with ``listed`` before all; empty: an output that begins with a call has them."""
     closes: str = ""
     """After each call."""
-    form: Literal["object", "named", "marked"] = "object"
+    form: Literal["object", "named", "marked", "literal"] = "object"
     arguments: str = "arguments"
     listed: bool = False
-    """The calls are an array."""
+    """The calls are an array, or stand one after the other where that has no :attr:`brackets`."""
+    brackets: bool = True
+    """Whether the array has them."""
     wraps: tuple[str, ...] = ()
     """Around all calls; no text for the reader."""
     before_name: str = ""
@@ -44,6 +48,8 @@ class CallSyntax:
     before_value: str = ""
     after_value: str = ""
     ends: str = ""
+    quote: str = ""
+    """Around strings without escapes, in literals."""
 
     @property
     def takes_end(self) -> bool:
@@ -53,7 +59,7 @@ class CallSyntax:
     @property
     def texts(self) -> tuple[str, ...]:
         """Those that may be special tokens."""
-        found = (self.opens, self.closes, self.before_name, self.after_name, *self.wraps)
+        found = (self.opens, self.closes, self.before_name, self.after_name, self.quote, *self.wraps)
         return tuple([text for text in found if text])
 
 
@@ -80,10 +86,18 @@ SYNTAXES = (
         "sections", "<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", "named", wraps=_SECTION,
         before_name="functions.", after_name="<|tool_call_argument_begin|>",
     ),
+    CallSyntax(
+        "lines", "<function_calls>", "<function_calls>", "</function_calls>", "literal", listed=True, brackets=False,
+        after_name="(", after_key="=", ends=")",
+    ),
     CallSyntax("tagged", "<tool_call>", "<tool_call>", "</tool_call>"),
     CallSyntax("named", "[ARGS]", "[TOOL_CALLS]", form="named", after_name="[ARGS]"),
     CallSyntax("listed", "[TOOL_CALLS]", "[TOOL_CALLS]", listed=True),
     CallSyntax("token_listed", "<|tool_call|>", "<|tool_call|>", listed=True),
+    CallSyntax(
+        "pythonic", "[func_name1(", form="literal", listed=True, wraps=("<|python_start|>", "<|python_end|>"),
+        after_name="(", after_key="=", ends=")",
+    ),
     CallSyntax("bare", '"parameters"', arguments="parameters"),
 )  # fmt: skip
 """Looked for in this order; which models use which, docs/serving.md says. Calls in other syntaxes are text."""
@@ -105,18 +119,20 @@ def call_grammar(
     """Of outputs that call one of ``functions`` (``name``, ``parameters``), or ``several`` times any of them.
     ``otherwise``: a schema of outputs that need not. ``special_ids``: special tokens by their text."""
     begins: tuple[tuple[str | int, ...], ...] = ()
+    is_free = syntax.form in ("marked", "literal")
     if syntax.form != "object":
-        around = [[syntax.before_name, str(function["name"]), syntax.after_name] for function in functions]
+        first = "[" if is_free and syntax.listed and syntax.brackets else ""
+        around = [[first, syntax.before_name, str(function["name"]), syntax.after_name] for function in functions]
         begins = tuple([tuple([special_ids.get(text, text) for text in texts if text]) for texts in around])
     calls = CallsGrammar(
         schemas=tuple([_call_schema(syntax, function) for function in functions]),
         begins=begins,
-        is_free=syntax.form == "marked",
+        is_free=is_free,
         opens=syntax.opens,
         opens_token=special_ids.get(syntax.opens),
         closes=syntax.closes,
         closes_token=special_ids.get(syntax.closes),
-        listed=syntax.listed,
+        listed=syntax.listed and not is_free,
         several=several and bool(syntax.opens),
         otherwise=otherwise,
     )

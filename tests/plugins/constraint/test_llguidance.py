@@ -24,6 +24,8 @@ OF_A_CALL = {
     "named": '[TOOL_CALLS]look_up[ARGS]{"city": "Brno"}',
     "listed": '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Brno"}}]',
     "token_listed": '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Brno"}}]',
+    "lines": '<function_calls>look_up(city="Brno")</function_calls>',
+    "pythonic": '[look_up(city="Brno")]',
     "bare": '{"name": "look_up", "parameters": {"city": "Brno"}}',
 }
 
@@ -56,7 +58,7 @@ class TestLLGuidance(ConstraintConformance):
         for other in (text.replace("look_up", "delete"), "Hello"):
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(other))
-        if syntax.form != "marked":  # whose values are no JSON
+        if syntax.form in ("object", "named"):  # whose values are JSON
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
 
