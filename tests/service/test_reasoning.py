@@ -15,7 +15,14 @@ from engine.contracts.request import ReasoningTokens
 from engine.service.errors import ApiError
 from engine.service.parts import CallText, Part, PartParser, Reasoning, Text, merged
 from engine.service.protocol import ChatOptions, CompletionOptions
-from engine.service.reasoning import SYNTAXES, Place, ReasoningUse, reasoning_tokens, reasoning_use
+from engine.service.reasoning import (
+    SYNTAXES,
+    Place,
+    ReasoningUse,
+    reasoning_syntax_of,
+    reasoning_tokens,
+    reasoning_use,
+)
 from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import SYNTAXES as CALLS
 
@@ -82,6 +89,22 @@ def test_calls_are_found_in_the_answer_and_not_in_the_thought() -> None:
         thought, call = parts(pieces, "before", ToolParser(TAGGED, {"a": {}, "b": {}}))
         assert thought == Reasoning(f"I may {said}")
         assert isinstance(call, CallText) and (call.name, call.arguments) == ("b", "{}")
+
+
+def test_a_thought_may_be_a_channel_with_a_name() -> None:
+    """Its first token is one of the model, its name is text."""
+    syntax = reasoning_syntax_of("{{ '<|channel>thought\\n<channel|>' }}")
+    assert syntax is not None
+    text = "<|channel>thought\nwhy\n<channel|>Yes <|channel>"
+    for at in range(len(text)):
+        parser = ReasoningUse(syntax, "before", True, True).parser(None)
+        found = [*parser.feed(text[:at]), *parser.feed(text[at:]), *parser.finish()]
+        assert merged(found) == (Reasoning("why"), Text("Yes <|channel>"))
+    model: Any = SimpleNamespace(id_of={"<|channel>": 7, "<channel|>": 8}.get)
+    found = reasoning_tokens(
+        ChatOptions(), ReasoningUse(syntax, "before", True, True), model, Grammar("json_object"), 9
+    )
+    assert found == ReasoningTokens(8, 7)
 
 
 def test_thoughts_can_be_left_out() -> None:

@@ -186,6 +186,32 @@ CASES: list[tuple[str, str, Found]] = [
     ),
     ("lines", "<function_calls>[other.f(a=1)]</function_calls>", ("", [("other.f", '{"a": 1}')])),
     ("lines", "<function_calls></function_calls>", ("<function_calls></function_calls>", [])),
+    (
+        "quoted",
+        'Wait.<|tool_call>call:get_weather{city:<|"|>Brünn "x", \\n\n{<|"|>,n:3,'
+        'tags:[<|"|>a, }<|"|>,{<|"|>b c<|"|>:true,d:null}]}<tool_call|>'
+        "<|tool_call>call:add{}<tool_call|>",
+        (
+            "Wait.",
+            [
+                ("get_weather", r'{"city": "Brünn \"x\", \\n\n{", "n": 3, "tags": ["a, }", {"b c": true, "d": null}]}'),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    (
+        "quoted",
+        '<|tool_call>call:add{<|"|>a<|"|>:"x\\n", b:y z}<tool_call|>',
+        ("", [("add", r'{"a": "x\n", "b": "y z"}')]),
+    ),
+    ("quoted", '<|tool_call>call:add{a:<|"|>cut <|', ("", [("add", '{"a": "cut ')])),
+    ("quoted", "<|tool_call>add{a:1}<tool_call|>", ("<|tool_call>add{a:1}<tool_call|>", [])),
+    ("quoted", "<|tool_call>call:add{a:1]}<tool_call|>x", ("]}<tool_call|>x", [("add", '{"a": 1}')])),
+    (
+        "escaped",
+        "<start_function_call>call:add{a:<escape>x, y<escape>,b:[1,-2.5]}<end_function_call>",
+        ("", [("add", '{"a": "x, y", "b": [1, -2.5]}')]),
+    ),
 ]
 
 
@@ -225,7 +251,7 @@ def test_mutated_outputs_lose_no_text_and_cuts_change_nothing(name: str) -> None
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(characters) + 1)
             characters[at : at + draw.randrange(3)] = draw.choice(
-                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", "", "'", "(", ")", "=", "|", " "]
+                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", "", "'", "(", ")", "=", "|", " ", '<|"|>']
             )
         text = "".join(characters)
         whole = parsed(syntax, [text])
@@ -253,6 +279,9 @@ def test_the_syntax_is_told_by_the_template() -> None:
         syntax_of("Respond in the format [func_name1(params_name1=params_value1), func_name2(params)]")
         is (BY_NAME["pythonic"])
     )
+    assert syntax_of("'<|tool_call>call:' + function['name'] + '{'") is BY_NAME["quoted"]
+    assert syntax_of("<start_function_call>call:") is BY_NAME["escaped"]
+    assert syntax_of("<|tool_call|>") is BY_NAME["token_listed"]
     assert syntax_of("'<function_calls>' + name + '(' + arguments + ')'") is BY_NAME["lines"]
     assert syntax_of("{{ messages }}") is None
     assert json.loads(ADD) and json.loads(WEATHER)

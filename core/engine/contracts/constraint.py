@@ -38,6 +38,8 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """For each schema, what stands before its object: texts, and special tokens by id. Empty: nothing."""
     is_free: bool = False
     """What follows ``begins`` is not described: the model writes no JSON there."""
+    free_tokens: tuple[int, ...] = ()
+    """Special tokens that may be in what is not described."""
     opens: str = ""
     """Before each call; with ``listed`` once, before the array of them."""
     opens_token: int | None = None

@@ -401,12 +401,13 @@ class LiteralReader(ParameterReader):
             self._held, self._needs_comma = begun[1:], False
         elif begun and not ends.startswith(begun):
             key, found, rest = begun.partition(self._syntax.after_key)
-            name = key.strip().strip("".join(self._quotes))
+            name = key.strip()
             if self._needs_comma or len(key) > LONGEST_NAME or _NO_KEYWORD.search(name) or (found and not name):
                 yield from self._broken()
             elif found:
                 self._held = rest
-                yield self._begin_value(name)
+                quote = next((text for text in self._quotes if name.startswith(text) and name.endswith(text)), "")
+                yield self._begin_value(name.removeprefix(quote).removesuffix(quote))
 
     def _broken(self) -> Iterator[str]:
         """What follows is no part of a call that is one already."""

@@ -30,12 +30,19 @@ class ReasoningSyntax:
 
     opens: str
     closes: str
+    token: str = ""
+    """What of ``opens`` is a token of the model, if not all."""
+
+    @property
+    def opening_token(self) -> str:
+        return self.token or self.opens
 
 
 SYNTAXES = (
     ReasoningSyntax("<think>", "</think>"),
     ReasoningSyntax("[THINK]", "[/THINK]"),
     ReasoningSyntax("<seed:think>", "</seed:think>"),
+    ReasoningSyntax("<|channel>thought", "<channel|>", token="<|channel>"),
 )
 """Thoughts in other syntaxes are text."""
 
@@ -76,7 +83,7 @@ def reasoning_use(options: GenerationRequest, tokenizer: Tokenizer, tail: str) -
         return None
     end = tail.rstrip()
     place: Place = "within" if end.endswith(syntax.opens) else "after" if end.endswith(syntax.closes) else "before"
-    special = not tokenizer.special_ids.keys().isdisjoint((syntax.opens, syntax.closes))
+    special = not tokenizer.special_ids.keys().isdisjoint((syntax.opening_token, syntax.closes))
     return ReasoningUse(syntax, place, options.include_reasoning is not False, special)
 
 
@@ -94,7 +101,7 @@ def reasoning_tokens(
     budget = options.thinking_token_budget
     if grammar is None and budget is None:
         return None
-    found = (tokenizer.id_of(text) for text in (use.syntax.opens, use.syntax.closes))
+    found = (tokenizer.id_of(text) for text in (use.syntax.opening_token, use.syntax.closes))
     opens, closes = (token if token is not None and token < vocab_size else None for token in found)
     if closes is None or (opens is None and use.place == "before"):
         if use.place == "before" and budget is None:

@@ -59,8 +59,9 @@ class CallSyntax:
     @property
     def texts(self) -> tuple[str, ...]:
         """Those that may be special tokens."""
-        found = (self.opens, self.closes, self.before_name, self.after_name, self.quote, *self.wraps)
-        return tuple([text for text in found if text])
+        around_calls = (self.opens, self.closes, self.before_name, self.after_name, *self.wraps)
+        around_values = (self.before_key, self.after_key, self.before_value, self.after_value, self.ends, self.quote)
+        return tuple([text for text in (*around_calls, *around_values) if text])
 
 
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -89,6 +90,14 @@ SYNTAXES = (
     CallSyntax(
         "lines", "<function_calls>", "<function_calls>", "</function_calls>", "literal", listed=True, brackets=False,
         after_name="(", after_key="=", ends=")",
+    ),
+    CallSyntax(
+        "quoted", "<|tool_call>call:", "<|tool_call>", "<tool_call|>", "literal", before_name="call:", after_name="{",
+        after_key=":", ends="}", quote='<|"|>',
+    ),
+    CallSyntax(
+        "escaped", "<start_function_call>", "<start_function_call>", "<end_function_call>", "literal",
+        before_name="call:", after_name="{", after_key=":", ends="}", quote="<escape>",
     ),
     CallSyntax("tagged", "<tool_call>", "<tool_call>", "</tool_call>"),
     CallSyntax("named", "[ARGS]", "[TOOL_CALLS]", form="named", after_name="[ARGS]"),
@@ -128,6 +137,7 @@ def call_grammar(
         schemas=tuple([_call_schema(syntax, function) for function in functions]),
         begins=begins,
         is_free=is_free,
+        free_tokens=tuple([special_ids[text] for text in syntax.texts if text in special_ids]) if is_free else (),
         opens=syntax.opens,
         opens_token=special_ids.get(syntax.opens),
         closes=syntax.closes,

@@ -178,7 +178,7 @@ def _lark_of(calls: CallsGrammar) -> str:
     between = "call line " + closes if calls.closes and not calls.is_free else "call"
     one = f"{opens} line {between}" if calls.opens and not calls.listed else "call"
     if calls.is_free:
-        rules.append("free: /(?s:.*)/")
+        rules.append(f"free: ({' | '.join(['/(?s:.+)/', *map(fixed, calls.free_tokens)])})*")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
     if calls.otherwise is not None:

@@ -25,6 +25,8 @@ OF_A_CALL = {
     "listed": '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Brno"}}]',
     "token_listed": '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Brno"}}]',
     "lines": '<function_calls>look_up(city="Brno")</function_calls>',
+    "quoted": '<|tool_call>call:look_up{city:<|"|>Brno<|"|>}<tool_call|>',
+    "escaped": "<start_function_call>call:look_up{city:<escape>Brno<escape>}<end_function_call>",
     "pythonic": '[look_up(city="Brno")]',
     "bare": '{"name": "look_up", "parameters": {"city": "Brno"}}',
 }
@@ -61,6 +63,17 @@ class TestLLGuidance(ConstraintConformance):
         if syntax.form in ("object", "named"):  # whose values are JSON
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
+
+    def test_special_tokens_of_a_syntax_may_stand_in_what_is_not_described(self) -> None:
+        """And no others. Here ``<|system|>`` opens a call, ``<|user|>`` is a quote, and ``<|pad|>`` is no part."""
+        syntax = CallSyntax("made_up", "", "<|system|>", form="literal", after_name="{", ends="}", quote="<|user|>")
+        specials = {"<|system|>": 3, "<|user|>": 4, "<|pad|>": 0}
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        output = [3, *self.tokens("look_up{a:"), 4, *self.tokens("x, y"), 4, *self.tokens("}")]
+        for between, allowed in ((), True), ((3,), True), ((0,), False):
+            matcher = made.compile(call_grammar(syntax, [{"name": "look_up"}], specials))
+            assert all(matcher.advance(token) for token in output)
+            assert all(matcher.advance(token) for token in between) is allowed
 
     def test_parameters_may_refer_to_their_own_definitions(self) -> None:
         parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]}
