@@ -187,6 +187,11 @@ CASES: list[tuple[str, str, Found]] = [
     ("lines", "<function_calls>[other.f(a=1)]</function_calls>", ("", [("other.f", '{"a": 1}')])),
     ("lines", "<function_calls></function_calls>", ("<function_calls></function_calls>", [])),
     (
+        "harmony",
+        f"Wait.<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ADD}",
+        ("Wait.", [("add", ADD)]),
+    ),
+    (
         "quoted",
         'Wait.<|tool_call>call:get_weather{city:<|"|>Brünn "x", \\n\n{<|"|>,n:3,'
         'tags:[<|"|>a, }<|"|>,{<|"|>b c<|"|>:true,d:null}]}<tool_call|>'

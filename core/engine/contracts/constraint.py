@@ -53,7 +53,13 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     several: bool = False
     """There may be more than one."""
     otherwise: dict[str, Any] | None = None
-    """JSON of this schema may stand instead of calls."""
+    """JSON of this schema may stand instead of calls, or must where there are no :attr:`schemas`."""
+    answer: tuple[str | int, ...] = ()
+    """Before that: texts, and special tokens by id, as in ``begins``."""
+    thought: tuple[str | int, ...] = ()
+    """Before all of it any text may stand between this and ``ends_thought``, any number of times; empty: nothing."""
+    ends_thought: tuple[str | int, ...] = ()
+    """Begins with a special token."""
 
 
 class GrammarError(ValueError):

@@ -5,6 +5,7 @@ A model writes calls as its chat template taught it, so the template's own text 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,6 +51,12 @@ class CallSyntax:
     ends: str = ""
     quote: str = ""
     """Around strings without escapes, in literals."""
+    once: bool = False
+    """An output ends with its first call."""
+    thought: tuple[str, str] = ("", "")
+    """Around what an output may think before it calls or answers, where that and :attr:`answer` are messages of it."""
+    answer: str = ""
+    """Before an answer."""
 
     @property
     def takes_end(self) -> bool:
@@ -66,7 +73,15 @@ class CallSyntax:
 
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_SPECIAL = re.compile(r"(<[|｜][^<>|｜]+[|｜]>)")
+CHANNELS = CallSyntax(
+    "harmony", "<|channel|>", "<|channel|>commentary to=functions.", form="named",
+    after_name=" <|constrain|>json<|message|>", once=True,
+    thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"), answer="<|channel|>final<|message|>",
+)  # fmt: skip
+"""As :mod:`engine.service.channels` passes calls on, in whose outputs everything has a header."""
 SYNTAXES = (
+    CHANNELS,
     CallSyntax(
         "functions", "<function=", "<tool_call>", "</tool_call>", "marked", before_name="<function=", after_name=">",
         before_key="<parameter=", after_key=">", after_value="</parameter>", ends="</function>",
@@ -127,26 +142,40 @@ def call_grammar(
 ) -> Grammar:
     """Of outputs that call one of ``functions`` (``name``, ``parameters``), or ``several`` times any of them.
     ``otherwise``: a schema of outputs that need not. ``special_ids``: special tokens by their text."""
-    begins: tuple[tuple[str | int, ...], ...] = ()
     is_free = syntax.form in ("marked", "literal")
-    if syntax.form != "object":
-        first = "[" if is_free and syntax.listed and syntax.brackets else ""
-        around = [[first, syntax.before_name, str(function["name"]), syntax.after_name] for function in functions]
-        begins = tuple([tuple([special_ids.get(text, text) for text in texts if text]) for texts in around])
+    opens, before = _pieces(syntax.opens, special_ids), _pieces(syntax.before_name, special_ids)
+    after = _pieces(syntax.after_name, special_ids)
+    if is_free and syntax.listed and syntax.brackets:
+        before = ("[", *before)
+    if is_apart := len(opens) > 1:
+        before = (*opens, *before)
+    thought, ends_thought = [_pieces(text, special_ids) for text in syntax.thought]
+    can_think = all(not isinstance(piece, str) for piece in ends_thought[:1])
     calls = CallsGrammar(
         schemas=tuple([_call_schema(syntax, function) for function in functions]),
-        begins=begins,
+        begins=tuple([(*before, str(function["name"]), *after) for function in functions])
+        if syntax.form != "object"
+        else (),
         is_free=is_free,
         free_tokens=tuple([special_ids[text] for text in syntax.texts if text in special_ids]) if is_free else (),
-        opens=syntax.opens,
+        opens="" if is_apart else syntax.opens,
         opens_token=special_ids.get(syntax.opens),
         closes=syntax.closes,
         closes_token=special_ids.get(syntax.closes),
         listed=syntax.listed and not is_free,
-        several=several and bool(syntax.opens),
+        several=several and bool(syntax.opens) and not syntax.once,
         otherwise=otherwise,
+        answer=_pieces(syntax.answer, special_ids),
+        thought=thought if can_think else (),
+        ends_thought=ends_thought if can_think else (),
     )
     return Grammar("calls", msgspec.json.encode(calls).decode())
+
+
+def _pieces(text: str, special_ids: Mapping[str, int]) -> tuple[str | int, ...]:
+    """A text with the special tokens in it by id."""
+    found = [text] if text in special_ids else _SPECIAL.split(text)
+    return tuple([special_ids.get(piece, piece) for piece in found if piece])
 
 
 def _call_schema(syntax: CallSyntax, function: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,29 +168,29 @@ def _lark_of(calls: CallsGrammar) -> str:
     def fixed(text: str | int) -> str:
         return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else f"<[{text}]>"
 
+    def texts(found: Sequence[str | int]) -> str:
+        return " ".join(map(fixed, found))
+
     opens = fixed(calls.opens if calls.opens_token is None else calls.opens_token)
     closes = fixed(calls.closes if calls.closes_token is None else calls.closes_token)
-    begins = [[fixed(each) for each in texts] for texts in calls.begins] or [[]] * len(calls.schemas)
+    begins = [texts(found) for found in calls.begins] or [""] * len(calls.schemas)
     follows = ["free" if calls.is_free else schema(found) for found in calls.schemas]
-    rules = [
-        f"call{i}: {' '.join([*begin, rest])}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))
-    ]
+    rules = [f"call{i}: {begin} {rest}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))]
     between = "call line " + closes if calls.closes and not calls.is_free else "call"
     one = f"{opens} line {between}" if calls.opens and not calls.listed else "call"
     if calls.is_free:
         rules.append(f"free: ({' | '.join(['/(?s:.+)/', *map(fixed, calls.free_tokens)])})*")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
+    if calls.schemas:
+        either = [f"call{i}" for i in range(len(calls.schemas))]
+        rules += [f"calls: {all_calls}", f"one: {one}", f"call: {' | '.join(either)}", r"line: /\n?/"]
     if calls.otherwise is not None:
-        rules.append(f"otherwise: {schema(calls.otherwise)}")
-    return "\n".join([
-        "start: calls | otherwise" if calls.otherwise is not None else "start: calls",
-        f"calls: {all_calls}",
-        f"one: {one}",
-        "call: " + " | ".join(f"call{i}" for i in range(len(calls.schemas))),
-        r"line: /\n?/",
-        *rules,
-    ])  # fmt: skip
+        rules.append(f"otherwise: {texts(calls.answer)} {schema(calls.otherwise)}")
+    if calls.thought:
+        rules.append(f"thought: {texts(calls.thought)} /(?s:.*)/ {texts(calls.ends_thought)}")
+    outputs = ["calls"] * bool(calls.schemas) + ["otherwise"] * (calls.otherwise is not None)
+    return "\n".join([f"start: {'thought* ' * bool(calls.thought)}({' | '.join(outputs)})", *rules])
 
 
 class LLGuidanceMatcher:

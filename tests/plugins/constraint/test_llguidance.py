@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from engine.contracts.constraint import Grammar
 from engine.service.parts import CallText, merged
 from engine.service.tool_parser import ToolParser
-from engine.service.tool_syntax import SYNTAXES, CallSyntax, call_grammar
+from engine.service.tool_syntax import CHANNELS, SYNTAXES, CallSyntax, call_grammar
 from engine.testing.constraint import ConstraintConformance
 from engine_plugins.constraint.llguidance import LLGuidance, LLGuidanceConfig
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OF_A_CALL = {
+    "harmony": '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Brno"}',
     "functions": "<tool_call>\n<function=look_up>\n<parameter=city>\nBrno\n</parameter>\n</function>\n</tool_call>",
     "pairs": "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Brno</arg_value>\n</tool_call>",
     "fenced": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜>',
@@ -74,6 +76,41 @@ class TestLLGuidance(ConstraintConformance):
             matcher = made.compile(call_grammar(syntax, [{"name": "look_up"}], specials))
             assert all(matcher.advance(token) for token in output)
             assert all(matcher.advance(token) for token in between) is allowed
+
+    def test_what_an_output_thinks_and_answers_in_messages_has_their_headers(self) -> None:
+        """Here special tokens of the bundled model stand for those of the headers."""
+        names = {
+            "<|channel|>": "<|system|>",
+            "<|message|>": "<|user|>",
+            "<|start|>": "<|begin|>",
+            "<|constrain|>": "<|pad|>",
+        }
+        names |= {"<|end|>": "<|assistant|>"}
+        ids = {name: self.tokens(text)[0] for name, text in names.items()}
+
+        def tokens(text: str) -> list[int]:
+            pieces = re.split(r"(<\|\w+\|>)", text)
+            return [token for piece in pieces for token in ([ids[piece]] if piece in ids else self.tokens(piece))]
+
+        thought = "<|channel|>analysis<|message|>Why {?<|end|><|start|>assistant"
+        call = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Brno"}'
+        answer, functions = '<|channel|>final<|message|>{"city": "Brno"}', [{"name": "look_up", "parameters": CITY}]
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        must_call = call_grammar(CHANNELS, functions, ids)
+        may_call = call_grammar(CHANNELS, functions, ids, otherwise=CITY)
+        may_not = call_grammar(CHANNELS, (), ids, otherwise=CITY)
+        for grammar, allowed in ((must_call, {call}), (may_call, {call, answer}), (may_not, {answer})):
+            for output in (call, answer):
+                for begin in ("", thought, thought * 2):
+                    matcher = made.compile(grammar)
+                    assert all(matcher.advance(token) for token in tokens(begin))
+                    assert all(matcher.advance(token) for token in tokens(output)) is (output in allowed)
+        for output in ("Hello", thought + thought[9:], answer.replace("final", "other"), thought.replace("Why", call)):
+            matcher = made.compile(may_call)
+            assert not all(matcher.advance(token) for token in tokens(output))
+        matcher = made.compile(may_call)
+        assert all(matcher.advance(token) for token in tokens(thought[:40]))
+        assert not self.allowed(matcher)[list(self.ends)].any(), "an output does not end within a thought"
 
     def test_parameters_may_refer_to_their_own_definitions(self) -> None:
         parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]}
