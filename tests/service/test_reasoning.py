@@ -133,6 +133,19 @@ def test_the_end_of_a_prompt_says_where_its_output_stands(tail: str, place: str)
     assert reasoning_use(ChatOptions(), tokenizer("{{ messages }}"), tail) is None
 
 
+def test_thoughts_that_are_messages_are_found_by_their_headers_and_have_no_budget() -> None:
+    model = tokenizer("<|start|>assistant<|channel|>analysis<|message|>")
+    found = reasoning_use(ChatOptions(), model, "<|end|><|start|>assistant<|channel|>")
+    assert found is not None and found.syntax.channels and found.header == "<|channel|>"
+    assert reasoning_tokens(ChatOptions(), found, model, Grammar("json_object"), 100) is None, "it is in the grammar"
+    parser = found.parser(None)
+    parts = [*parser.feed("analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Yes")]
+    assert merged([*parts, *parser.finish()]) == (Reasoning("why"), Text("Yes"))
+    with pytest.raises(ApiError, match="no syntax of thoughts that this server can limit"):
+        reasoning_use(ChatOptions(thinking_token_budget=9), model, "")
+    assert reasoning_use(ChatOptions(), tokenizer("<|end|>"), "") is None, "many templates have such a token"
+
+
 def test_a_grammar_and_a_budget_need_the_tokens_around_a_thought() -> None:
     asked, grammar = ChatOptions(thinking_token_budget=9), Grammar("json_object")
     model = tokenizer(think=7, _think=8)

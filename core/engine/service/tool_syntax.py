@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from engine.checkpoint.files import CheckpointError, read_json
 from engine.contracts.constraint import CallsGrammar, Grammar
 
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "object": (),
+    "named": ("opens", "after_name"),
+    "marked": ("opens", "before_key", "after_key", "after_value", "ends"),
+    "literal": ("opens", "after_name", "after_key", "ends"),
+}
+"""Without these texts a call cannot be told from other text, by form."""
 
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """How a call stands after ``opens``. By ``form``:
+
+class CallSyntax(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a call stands after ``opens``, as data: ``server.tool_syntax`` may be a file of it. By ``form``:
 
     * ``object``: a JSON object ``{"name": ..., ARGUMENTS: {...}}``;
     * ``named``: ``before_name`` perhaps, the name, ``after_name``, the arguments as a JSON object;
@@ -27,8 +35,8 @@ class CallSyntax:
       a literal, with commas between them, then ``ends``.
     """
 
-    name: str
-    marker: str
+    name: str = ""
+    marker: str = ""
     """A template with this text uses the syntax."""
     opens: str = ""
     """Before each call, or with ``listed`` before all; empty: an output that begins with a call has them."""
@@ -57,6 +65,13 @@ class CallSyntax:
     """Around what an output may think before it calls or answers, where that and :attr:`answer` are messages of it."""
     answer: str = ""
     """Before an answer."""
+
+    def __post_init__(self) -> None:
+        needed = _NEEDED[self.form]
+        if self.form == "literal" and self.listed and self.brackets:
+            needed = needed[1:]  # an output that begins with a bracket has calls
+        if missing := [name for name in needed if not getattr(self, name)]:
+            raise ValueError(f"form={self.form} needs {' and '.join(missing)}")
 
     @property
     def takes_end(self) -> bool:
@@ -124,12 +139,25 @@ SYNTAXES = (
     ),
     CallSyntax("bare", '"parameters"', arguments="parameters"),
 )  # fmt: skip
-"""Looked for in this order; which models use which, docs/serving.md says. Calls in other syntaxes are text."""
+"""Looked for in this order; which models use which, docs/serving.md says."""
 
 
 def syntax_of(template: str) -> CallSyntax | None:
     """The syntax that a chat template teaches; ``None``: none of these."""
     return next((syntax for syntax in SYNTAXES if syntax.marker in template), None)
+
+
+def told_syntax(told: str) -> CallSyntax:
+    """One of :data:`SYNTAXES` by its name, or that of a file. Raises ``ValueError`` saying what is wrong."""
+    if named := next((syntax for syntax in SYNTAXES if syntax.name == told), None):
+        return named
+    if not told.endswith(".json"):
+        names = ", ".join(sorted(syntax.name for syntax in SYNTAXES))
+        raise ValueError(f"no syntax of calls has this name; expected one of {names}, or a file that ends in .json")
+    try:
+        return msgspec.convert(read_json(Path(told)), CallSyntax)
+    except (CheckpointError, msgspec.ValidationError) as error:
+        raise ValueError(str(error)) from None
 
 
 def call_grammar(
