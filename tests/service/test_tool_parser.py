@@ -297,3 +297,12 @@ def test_of_an_output_that_is_calls_alone_nothing_that_was_cut_is_text() -> None
         parser = ToolParser(BY_NAME["tagged"], FUNCTIONS, calls_only=True)
         parts = [*parser.feed(text), *parser.finish()]
         assert not any(isinstance(part, Text) for part in parts)
+
+
+@pytest.mark.parametrize(("text", "arguments"), [("[add(", ""), ("[add(no keyword", "{}"), ("[add(a=1", '{"a": ')])
+def test_what_must_be_a_call_is_one_from_its_name_on(text: str, arguments: str) -> None:
+    """A grammar of the name alone lets anything follow."""
+    for pieces in ([text], list(text)):
+        parser = ToolParser(BY_NAME["pythonic"], FUNCTIONS, calls_only=True)
+        found = [part for piece in pieces for part in parser.feed(piece)]
+        assert joined([*found, *parser.finish()]) == ("", [("add", arguments)])

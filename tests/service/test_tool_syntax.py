@@ -12,7 +12,9 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.errors import AssemblyError
 from engine.contracts.constraint import CallsGrammar
+from engine.service.parts import CallText, Text, merged
 from engine.service.start_check import load_tokenizer
+from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import CHANNELS, SYNTAXES, CallSyntax, call_grammar, told_syntax
 
 MADE_UP = {
@@ -85,3 +87,13 @@ def test_of_a_call_that_is_no_json_the_name_alone_is_described() -> None:
         found = calls(by_name[name], [{"name": "f"}], {'<|"|>': 7, "<|tool_call>": 8})
         assert (found.begins, found.is_free, found.listed) == ((begins,), True, False)
         assert found.free_tokens == ((8, 7) if name == "quoted" else ())
+
+
+def test_the_example_in_the_documentation_is_a_syntax(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+    example = page.partition("this is that of LFM 2.5:")[2].partition("```json")[2].partition("```")[0]
+    parser = ToolParser(told_syntax(str(file(tmp_path, example))), {"add": {}})
+    parts = merged([*parser.feed("<|tool_call_start|>[add(a='x', b=1)]<|tool_call_end|>Wait."), *parser.finish()])
+    (call, text) = parts
+    assert isinstance(call, CallText) and (call.name, call.arguments) == ("add", '{"a": "x", "b": 1}')
+    assert text == Text("Wait.")

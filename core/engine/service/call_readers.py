@@ -42,13 +42,16 @@ class CallReader(ABC):
         self.failed, self.raw, self.rest = True, "", text
 
 
-def reader_of(syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) -> CallReader:
-    """``functions``: the schemas of their parameters, by name."""
+def reader_of(syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], is_certain: bool = False) -> CallReader:
+    """``functions``: the schemas of their parameters, by name. ``is_certain``: what has the name of one is a call,
+    whatever follows."""
     if syntax.form == "object":
         return ObjectReader(syntax.arguments, None if syntax.opens else frozenset(functions))
     if syntax.form == "named":
         return NamedReader(syntax.before_name, syntax.after_name)
-    return MarkedReader(syntax, functions) if syntax.form == "marked" else LiteralReader(syntax, functions)
+    if syntax.form == "marked":
+        return MarkedReader(syntax, functions)
+    return LiteralReader(syntax, functions, is_certain)
 
 
 class ObjectReader(CallReader):
@@ -377,8 +380,9 @@ class LiteralReader(ParameterReader):
     """Parameters are keywords, and values literals. A string is passed on while it is written, any other value when it
     is complete; one that is no literal is a string of what is there."""
 
-    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], is_certain: bool) -> None:
         super().__init__(syntax, functions)
+        self._is_certain = is_certain
         self._quotes = (syntax.quote, *QUOTES) if syntax.quote else QUOTES
         self._needs_comma = False
         self._string = ""
@@ -391,7 +395,8 @@ class LiteralReader(ParameterReader):
     def _named(self) -> Iterable[str]:
         if not self._syntax.opens and self.name not in self._functions:
             self._fail(self.raw)
-        return ()
+            return ()
+        return ("",) * self._is_certain
 
     def _read_key(self) -> Iterator[str]:
         ends, begun = self._syntax.ends, self._held.lstrip()

@@ -118,7 +118,7 @@ class ToolParser:
             yield Text(text)
 
     def _begin(self) -> None:
-        self._call = reader_of(self._syntax, self._functions)
+        self._call = reader_of(self._syntax, self._functions, self._calls_only)
 
     def _read_call(self, call: CallReader, final: bool) -> Iterator[Part]:
         text, self._held = self._held, ""
