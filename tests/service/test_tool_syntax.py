@@ -41,6 +41,16 @@ def test_a_syntax_is_told_by_its_name_or_by_a_file(tmp_path: Path) -> None:
         assert told_syntax(str(file(tmp_path, msgspec.to_builtins(syntax)))) == syntax
 
 
+def test_a_syntax_of_a_file_is_read_however_the_text_is_cut(tmp_path: Path) -> None:
+    syntax = told_syntax(str(file(tmp_path, MADE_UP)))
+    text = "So. <<add{a is ~x, } y~, b is [1, True]}; now{}>> Done. <<no"
+    for at in range(len(text) + 1):
+        parser = ToolParser(syntax, {"add": {}, "now": {}})
+        parts = merged([*parser.feed(text[:at]), *parser.feed(text[at:]), *parser.finish()])
+        told = [part.text if isinstance(part, Text) else str(msgspec.structs.astuple(part)[1]) for part in parts]
+        assert told == ["So. ", '{"a": "x, } y", "b": [1, true]}', "{}", "Done. <<no"], at
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [

@@ -406,6 +406,8 @@ class LiteralReader(ParameterReader):
             self._held, self._needs_comma = begun[1:], False
         elif begun and not ends.startswith(begun):
             key, found, rest = begun.partition(self._syntax.after_key)
+            if not found:  # but for what may be the beginning of it
+                key = key[: len(key) - overlap(key, self._syntax.after_key)]
             name = key.strip()
             if self._needs_comma or len(key) > LONGEST_NAME or _NO_KEYWORD.search(name) or (found and not name):
                 yield from self._broken()
