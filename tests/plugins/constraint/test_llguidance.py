@@ -68,7 +68,9 @@ class TestLLGuidance(ConstraintConformance):
 
     def test_special_tokens_of_a_syntax_may_stand_in_what_is_not_described(self) -> None:
         """And no others. Here ``<|system|>`` opens a call, ``<|user|>`` is a quote, and ``<|pad|>`` is no part."""
-        syntax = CallSyntax("made_up", "", "<|system|>", form="literal", after_name="{", ends="}", quote="<|user|>")
+        syntax = CallSyntax(
+            "made_up", "", "<|system|>", form="literal", after_name="{", after_key=":", ends="}", quote="<|user|>"
+        )
         specials = {"<|system|>": 3, "<|user|>": 4, "<|pad|>": 0}
         made = LLGuidance(LLGuidanceConfig(), self.context())
         output = [3, *self.tokens("look_up{a:"), 4, *self.tokens("x, y"), 4, *self.tokens("}")]
