@@ -15,6 +15,7 @@ from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.core import EngineCore
+from engine.loop.forcing import MatcherOf
 from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
@@ -37,7 +38,12 @@ class Exact:
 
 
 def exact_engine(
-    *overrides: str, kv_tokens: int = 4096, max_len: int = 256, fail_on: int | None = None, graphs: bool = False
+    *overrides: str,
+    kv_tokens: int = 4096,
+    max_len: int = 256,
+    fail_on: int | None = None,
+    graphs: bool = False,
+    matcher_of: MatcherOf | None = None,
 ) -> Exact:
     """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens.
 
@@ -61,7 +67,7 @@ def exact_engine(
         registry.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = registry
-    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, max_len)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, max_len, matcher_of)
     return Exact(core, model, kv, bound.kv_allocator, runner)
 
 

@@ -31,9 +31,9 @@ class Toy:
 
 
 class ToyMatcher:
-    def __init__(self, number: int, taken: Sequence[int] = ()) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
-        self._taken = list(taken)
+        self._taken: list[int] = []
 
     def allows(self, token: int) -> bool:
         return (token + 3 * sum(self._taken) + len(self._taken)) % 5 != self._number
@@ -55,8 +55,9 @@ class ToyMatcher:
         words = (bits.view(-1, 32) << torch.arange(32)).sum(dim=1)
         mask.copy_(torch.where(words >= 2**31, words - 2**32, words))
 
-    def copy(self) -> ToyMatcher:
-        return ToyMatcher(self._number, self._taken)
+    def forced(self) -> Sequence[int]:
+        """Drafts: good ones, and wrong ones."""
+        return [token for token in range(len(self._taken) % 3, VOCAB) if self.allows(token)][:2]
 
 
 OPENS, CLOSES = 3, 5
@@ -73,9 +74,10 @@ def answer_of(reasoning: ReasoningTokens | None, output: Sequence[int]) -> list[
 
 
 def constrained_engine(*overrides: str, **options: Any) -> Exact:
-    engine = exact_engine(*overrides, **options)
+    grammars = Grammars(Toy(), 8)
+    engine = exact_engine(*overrides, matcher_of=grammars.matcher_of, **options)
     width = engine.runner.tables.tokens.shape[1]
-    engine.runner.tables.constraints = Constraints(Grammars(Toy(), 8), VOCAB, min(16, width))
+    engine.runner.tables.constraints = Constraints(grammars, VOCAB, min(16, width))
     return engine
 
 

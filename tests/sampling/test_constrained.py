@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -42,8 +43,8 @@ class Counting:
 
 
 class Place:
-    def __init__(self, taken: int = 0) -> None:
-        self.taken = taken
+    def __init__(self) -> None:
+        self.taken = 0
 
     def advance(self, token: int) -> bool:
         self.taken += 1
@@ -55,8 +56,8 @@ class Place:
     def fill(self, mask: Tensor) -> None:
         mask.fill_(-1)
 
-    def copy(self) -> Place:
-        return Place(self.taken)
+    def forced(self) -> Sequence[int]:
+        return ()
 
 
 def test_every_output_has_a_matcher_that_was_compiled_for_it() -> None:

@@ -54,7 +54,7 @@ def names(found: CallsGrammar) -> list[str]:
 
 
 def test_a_choice_says_what_the_output_must_call(tokenizer: Tokenizer) -> None:
-    assert grammar(tokenizer, tools=TOOLS) is None and grammar(tokenizer, tools=TOOLS, tool_choice="auto") is None
+    assert grammar(tokenizer, tools=TOOLS[1:]) is None and grammar(tokenizer, tools=TOOLS, tool_choice="none") is None
     any_call = calls(grammar(tokenizer, tools=TOOLS, tool_choice="required"))
     assert names(any_call) == ["add", "now"] and any_call.several and any_call.otherwise is None
     assert (any_call.opens, any_call.closes, any_call.listed) == ("<tool_call>", "</tool_call>", False)
@@ -63,6 +63,15 @@ def test_a_choice_says_what_the_output_must_call(tokenizer: Tokenizer) -> None:
     assert names(one) == ["add", "now"] and not one.several
     named = calls(grammar(tokenizer, tools=TOOLS, tool_choice=NAMED))
     assert names(named) == ["add"] and not named.several
+
+
+def test_strict_functions_are_called_by_their_schema_wherever_a_call_stands(tokenizer: Tokenizer) -> None:
+    """Others by any arguments."""
+    loose = {"type": "function", "function": {"name": "loose", "parameters": ADD}}
+    found = calls(grammar(tokenizer, tools=[*TOOLS, loose]))
+    assert found.in_text and found.several and names(found) == ["add", "now", "loose"]
+    assert [schema["properties"]["arguments"] for schema in found.schemas] == [ADD, *[{"type": "object"}] * 2]
+    assert not calls(grammar(tokenizer, tools=TOOLS, tool_choice="required")).in_text
 
 
 def test_a_described_output_stands_beside_calls_that_may_be_made(tokenizer: Tokenizer) -> None:

@@ -2,11 +2,13 @@
 
 A request may ask that its output follows a grammar. The core compiles the grammar before the request is queued, keeps a
 matcher for each request beside the rank that chooses tokens, and gives every token that the grammar forbids a logit of
-minus infinity. Drafts need no care: one that the grammar forbids is not the target's token, so it is rejected.
+minus infinity. Drafts need no care: one that the grammar forbids is not the target's token, so it is rejected. Where a
+drafter on the host drafts, what the grammar forces is drafted first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -52,6 +54,11 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """The calls are a JSON array."""
     several: bool = False
     """There may be more than one."""
+    in_text: bool = False
+    """An output need not call: text stands around calls, or instead. ``opens`` begins a call wherever it stands; where
+    it is empty, an output that begins with a bracket is calls alone."""
+    text_tokens: tuple[int, ...] = ()
+    """Special tokens that may stand in that text, if ``opens`` is one."""
     otherwise: dict[str, Any] | None = None
     """JSON of this schema may stand instead of calls, or must where there are no :attr:`schemas`."""
     answer: tuple[str | int, ...] = ()
@@ -88,8 +95,10 @@ class Matcher(Protocol):
         Raises :class:`GrammarError` where matching takes more than the plugin's limits."""
         ...
 
-    def copy(self) -> Matcher:
-        """Another one at the same place, independent of this."""
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next whatever is chosen, spelt as the vocabulary spells their text: the name of a property,
+        say. They are drafts, so another spelling may be allowed, too. Empty where nothing is certain; nothing changes.
+        Raises :class:`GrammarError` as :meth:`fill`."""
         ...
 
 

@@ -23,6 +23,7 @@ from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
+from engine.loop.forcing import MatcherOf
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.messages import CauseOfDeath, EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
@@ -129,8 +130,14 @@ class EngineCore:
     """Everything between a submitted request and its tokens."""
 
     def __init__(
-        self, bound: LoopPlugins, device: Device, settings: CoreSettings, clock: Clock = time.monotonic
+        self,
+        bound: LoopPlugins,
+        device: Device,
+        settings: CoreSettings,
+        clock: Clock = time.monotonic,
+        matcher_of: MatcherOf | None = None,
     ) -> None:
+        """``matcher_of``: of outputs whose forced tokens a drafter on the host drafts."""
         self._device = device
         self._settings = settings
         self._clock = clock
@@ -167,7 +174,7 @@ class EngineCore:
             kv_lookahead=0 if device_drafter is None else device_drafter.kv_lookahead,
         )
         policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_drafts)
-        self._drafting = Drafting(bound.drafter, policy, settings.vocab_size)
+        self._drafting = Drafting(bound.drafter, policy, settings.vocab_size, matcher_of)
         self._planner = Planner(
             bound.scheduler,
             self._queues,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.contracts.drafter import Draft, Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
+from engine.loop.forcing import Forcing, MatcherOf
 from engine.loop.sequence import Sequence
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import StepPlan, StepResult
@@ -46,7 +47,11 @@ class Drafted:
 class Drafting:
     """Asks the policy how many drafts, and a drafter on the host for those of requests whose tokens are known."""
 
-    def __init__(self, drafter: Drafter, policy: DraftPolicy, vocab_size: int) -> None:
+    def __init__(
+        self, drafter: Drafter, policy: DraftPolicy, vocab_size: int, matcher_of: MatcherOf | None = None
+    ) -> None:
+        """``matcher_of``: of an output's grammar, whose forced tokens are drafts, too; ``None``: of none."""
+        self._matcher_of = matcher_of
         self._host = drafter if isinstance(drafter, HostDrafter) and drafter.placement == "host" else None
         self._policy = policy
         self._vocab_size = vocab_size
@@ -130,9 +135,12 @@ class Drafting:
         return failed
 
     def _propose(self, drafter: HostDrafter, sequences: list[Sequence], asked: int) -> None:
-        about = [s for s in sequences if min(asked, s.max_drafts) > 0]
+        about = []
         for sequence in sequences:
-            sequence.propose(())
+            most = min(asked, sequence.max_drafts)
+            sequence.propose(forced := self._forced(sequence, most) if most else ())
+            if most and not forced:
+                about.append(sequence)
         if not about:
             return
         rows = [
@@ -146,6 +154,22 @@ class Drafting:
             return
         for sequence, tokens in zip(about, drafts, strict=True):
             sequence.propose(tokens)
+
+    def _forced(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """What the grammar of a request says that comes next."""
+        sampling = sequence.request.sampling
+        if self._matcher_of is None or sampling.grammar is None:
+            return ()
+        if sequence.forcing is None:
+            try:
+                sequence.forcing = Forcing(self._matcher_of(sampling, tuple(sequence.stop_ids)))
+            except Exception:  # a plugin may fail in any way; the request ends where its masks are made
+                sequence.forcing = Forcing(None)
+        found = tuple(sequence.forcing.after(sequence.tokens, sequence.prompt_len))[:most]
+        if problem := self._problem(found, most):
+            self._failed.append((sequence, f"the grammar's forced tokens: {problem}"))
+            return ()
+        return found
 
     def _ask_one_by_one(self, drafter: HostDrafter, about: list[Sequence], rows: list[DraftRow]) -> None:
         """A drafter failed on several requests: only those fail on which it fails alone."""

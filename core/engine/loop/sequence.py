@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.kv.block_keys import BlockKeys
+from engine.loop.forcing import Forcing
 from engine.step.plan import Admit, BlockCopy, NewBlocks, RowResult, StepRow
 
 
@@ -60,6 +61,8 @@ class Sequence:
     """Its start tag, see :class:`engine.loop.fair_queue.FairQueue`."""
     drafter_synced: bool = True
     """A drafter on the device has seen all its tokens: its keys are there, and drafts may be good."""
+    forcing: Forcing | None = None
+    """What its grammar forces, once it was asked."""
     proposed_at: int = -1
     """Length of ``tokens`` for which a drafter on the host was asked last."""
     epoch: int = 0

@@ -43,18 +43,20 @@ class Grammars:
     down or fail the next.
     """
 
-    def __init__(self, constraint: Constraint, max_ready: int) -> None:
-        """``max_ready``: most matchers that are kept for outputs that have not begun."""
+    def __init__(self, constraint: Constraint, max_ready: int, per_output: int = 1) -> None:
+        """``max_ready``: most matchers that are kept for outputs that have not begun; ``per_output``: how many each
+        takes, two where what it forces is drafted."""
         self._constraint = constraint
+        self._per_output = per_output
         self._max_ready = max_ready
         self._lock = threading.Lock()
         self._ready: deque[tuple[Grammar, Matcher]] = deque(maxlen=max_ready)
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile a grammar for an output that begins soon. Raises :class:`GrammarError`."""
-        matcher = self._constraint.compile(grammar)
+        made = [(grammar, self._constraint.compile(grammar)) for _ in range(self._per_output)]
         with self._lock:
-            self._ready.append((grammar, matcher))
+            self._ready.extend(made)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """One at the beginning of an output. Raises :class:`GrammarError`."""
@@ -64,6 +66,12 @@ class Grammars:
                     self._ready.remove(entry)
                     return entry[1]
         return self._constraint.compile(grammar)
+
+    def matcher_of(self, sampling: SamplingParams, stop_ids: Sequence[int]) -> Matcher | None:
+        """Of an output, its thought included; ``None``: anything may come. ``stop_ids``: tokens that end it. Raises
+        :class:`GrammarError`."""
+        answer = None if sampling.grammar is None else self.matcher(sampling.grammar)
+        return answer if sampling.reasoning is None else ReasoningMatcher(sampling.reasoning, answer, stop_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +129,11 @@ class Constraints:
     ) -> None:
         """A request takes a row, or starts again in it: after ``outputs``. ``stop_ids``: tokens that end it."""
         self._rows.pop(row_id, None)
-        grammar, reasoning = sampling.grammar, sampling.reasoning
-        if grammar is None and reasoning is None:
+        if sampling.grammar is None and sampling.reasoning is None:
             return
         row = self._rows[row_id] = MatchedRow(prompt_len - 1, mask_s=self._mask_s)
         try:
-            answer = None if grammar is None else self._grammars.matcher(grammar)
-            row.matcher = answer if reasoning is None else ReasoningMatcher(reasoning, answer, stop_ids)
+            row.matcher = self._grammars.matcher_of(sampling, stop_ids)
             row.advance(outputs)
         except Exception as error:  # a plugin may fail in any way; the request fails, not the admission of others
             row.error = f"{FAILED}{describe_error(error)}"
@@ -182,8 +188,8 @@ class MatchedRow:
             for token in tokens:
                 if not self.matcher.advance(token):
                     raise GrammarError(f"it forbids token {token}")
-        except GrammarError as error:
-            self.error = f"{FAILED}{error}"
+        except Exception as error:
+            self._fail(error)
 
     def fill(self, drafts: Sequence[int], words: Tensor) -> None:
         """The masks after its last token and after each draft, as far as the grammar allows the drafts: what comes
@@ -198,14 +204,18 @@ class MatchedRow:
                     break
                 taken += 1
                 self.matcher.fill(words[number])
-        except GrammarError as error:
-            self.error = f"{FAILED}{error}"
-        else:
             self.matcher.roll_back(taken)
+        except Exception as error:
+            self._fail(error)
+        else:
             spare_s = (1 + taken) * self.mask_s - (time.thread_time() - begun_s)
             self.is_slow, self.spare_s = spare_s < 0, min(SPARE_S, self.spare_s + spare_s)
             if self.spare_s < 0:
                 self.give_up()
+
+    def _fail(self, error: Exception) -> None:
+        """A plugin may fail in any way; the request fails, not the step of others."""
+        self.error = f"{FAILED}{error if isinstance(error, GrammarError) else describe_error(error)}"
 
     def give_up(self) -> None:
         limit = f"constraint.mask_ms={1e3 * self.mask_s:g}"

@@ -65,11 +65,10 @@ class ReasoningMatcher:
             if stage == BEFORE and tokens.opens is not None:
                 mask[tokens.opens // 32] |= _bit(tokens.opens)
 
-    def copy(self) -> Matcher:
-        answer = None if self._answer is None else self._answer.copy()
-        other = ReasoningMatcher(self._tokens, answer, self._stop_ids)
-        other._stages = [*self._stages]
-        return other
+    def forced(self) -> Sequence[int]:
+        if self._stages[-1] == ANSWER and self._answer is not None:
+            return self._answer.forced()
+        return (self._tokens.closes,) if self._is_spent else ()
 
     @property
     def _is_spent(self) -> bool:

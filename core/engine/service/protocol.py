@@ -113,7 +113,7 @@ class Function(msgspec.Struct, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     """A JSON Schema of an object; ``None``: any object."""
     strict: bool | None = None
-    """Without effect: arguments follow the schema where a call is asked for."""
+    """Arguments follow the schema whenever the function is called; without, only where a call is asked for."""
 
 
 class Tool(msgspec.Struct):

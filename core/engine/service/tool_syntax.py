@@ -167,9 +167,11 @@ def call_grammar(
     *,
     several: bool = True,
     otherwise: dict[str, Any] | None = None,
+    in_text: bool = False,
 ) -> Grammar:
     """Of outputs that call one of ``functions`` (``name``, ``parameters``), or ``several`` times any of them.
-    ``otherwise``: a schema of outputs that need not. ``special_ids``: special tokens by their text."""
+    ``otherwise``: a schema of outputs that need not; ``in_text``: they are any text, which may stand around calls, too.
+    ``special_ids``: special tokens by their text."""
     is_free = syntax.form in ("marked", "literal")
     opens, before = _pieces(syntax.opens, special_ids), _pieces(syntax.before_name, special_ids)
     after = _pieces(syntax.after_name, special_ids)
@@ -196,6 +198,8 @@ def call_grammar(
         answer=_pieces(syntax.answer, special_ids),
         thought=thought if can_think else (),
         ends_thought=ends_thought if can_think else (),
+        in_text=in_text,
+        text_tokens=tuple([special_ids[text] for text in syntax.wraps if text in special_ids]) if in_text else (),
     )
     return Grammar("calls", msgspec.json.encode(calls).decode())
 

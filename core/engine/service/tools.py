@@ -79,16 +79,21 @@ def tool_grammar(
     options: GenerationRequest, use: ToolUse | None, special_ids: Mapping[str, int], asked: Grammar | None
 ) -> Grammar | None:
     """The grammar of an output that may or must call tools. ``asked``: of an output that calls none, where the request
-    describes it."""
+    describes it. Where nothing is described and nothing must be called, calls of ``strict`` functions have a grammar
+    in any text."""
     if use is None or not isinstance(options, ChatOptions):
         return asked
-    if not use.must_call and asked is None:
-        return None
-    otherwise = None if use.must_call or asked is None else _schema(asked)
-    if otherwise is None and not use.must_call:
-        raise bad_request("With tools, only a JSON schema may describe the rest of the output.", "tools")
     functions = _callable(options, functions_of(options))
-    return call_grammar(use.syntax, functions, special_ids, several=use.most is None, otherwise=otherwise)
+    in_text = not use.must_call and asked is None
+    if in_text:
+        if not any(function.get("strict") for function in functions):
+            return None
+        functions = [each if each.get("strict") else {"name": each["name"]} for each in functions]
+    otherwise = None if use.must_call or asked is None else _schema(asked)
+    if otherwise is None and asked is not None and not use.must_call:
+        raise bad_request("With tools, only a JSON schema may describe the rest of the output.", "tools")
+    several = use.most is None
+    return call_grammar(use.syntax, functions, special_ids, several=several, otherwise=otherwise, in_text=in_text)
 
 
 def answer_grammar(options: GenerationRequest, tokenizer: Tokenizer, asked: Grammar | None) -> Grammar | None:

@@ -15,6 +15,7 @@ from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
 from engine.loop.core import CoreSettings, Device, EngineCore
+from engine.loop.forcing import MatcherOf
 from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
@@ -114,7 +115,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
     check_pool(bound.kv_allocator, rank.groups)
-    core = make_core(plan, bound, device, rank.groups, rank.pool.max_len)
+    core = make_core(plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of)
     with rank.phase("warm up"):
         try:
             if plan.device.kind == "cuda":
@@ -159,9 +160,15 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -
 
 
 def make_core(
-    plan: EnginePlan, bound: BoundEngine, device: Device, groups: Sequence[KVGroup], max_len: int
+    plan: EnginePlan,
+    bound: BoundEngine,
+    device: Device,
+    groups: Sequence[KVGroup],
+    max_len: int,
+    matcher_of: MatcherOf | None = None,
 ) -> EngineCore:
-    """An engine core around a device. ``groups``: as the allocator was started with."""
+    """An engine core around a device. ``groups``: as the allocator was started with; ``matcher_of``: see
+    :class:`EngineCore`."""
     scheduler, drafter = plan.scheduler, plan.drafter
     kv = cached_by(bound.drafter)
     parts = (plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv))
@@ -182,4 +189,4 @@ def make_core(
         mixtures=of_model,
         calibration=calibration(plan, of_model),
     )
-    return EngineCore(bound, device, settings)
+    return EngineCore(bound, device, settings, matcher_of=matcher_of)

@@ -135,7 +135,9 @@ class Rank:
                 ahead.finish()
         with self.phase("bind plugins"):
             self.bound = bind(self.plan, described)
-            self.grammars = Grammars(self.bound.constraint, self.plan.constraint.max_cached)
+            drafter = self.bound.drafter
+            drafts_forced = drafter.placement == "host" and drafter.max_width > 0
+            self.grammars = Grammars(self.bound.constraint, self.plan.constraint.max_cached, 1 + drafts_forced)
             self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)

@@ -141,6 +141,20 @@ CASES["calls"] = Case(
     ("hello", '{"name": "one", "arguments": {}}', '<call>{"name": "six", "arguments": {}}</call>', "<call></call>"),
     lambda text: re.fullmatch(r"(\n?<call>\n?\{.*\}\n?</call>)+", text, re.DOTALL) is not None,
 )
+ONE = '{"name": "one", "arguments": {}}'
+IN_TEXT = (
+    (
+        msgspec.structs.replace(CALLS, in_text=True),
+        ("hello", "", "a <cal b", f"so: <call>{ONE}</call>", f"<call>\n{ONE}\n</call> and <call>{ONE}</call> bye"),
+        ("a <call> b", '<call>{"name": "six", "arguments": {}}</call>', f"<call>{ONE}"),
+    ),
+    (
+        msgspec.structs.replace(CALLS, in_text=True, opens="", closes="", several=False),
+        ("hello", " hello {}", "", ONE),
+        ('{"name": "six", "arguments": {}}', "{}"),
+    ),
+)
+"""Calls that need not be made: texts that are of the grammar, and texts that are not."""
 WRONG: dict[GrammarKind, str] = {
     "json_schema": '{"type": "no such type"}',
     "regex": "(a",
@@ -207,7 +221,8 @@ class ConstraintConformance:
                 assert matcher.advance(token)
             for end in self.ends:
                 assert self.allowed(matcher)[end], f"{text!r} may not end"
-                assert matcher.copy().advance(end)
+                assert matcher.advance(end)
+                matcher.roll_back(1)
 
     def test_other_texts_are_not(self, kind: GrammarKind) -> None:
         case, made = CASES[kind], self.make()
@@ -222,10 +237,14 @@ class ConstraintConformance:
 
     def test_a_refused_token_changes_nothing(self, kind: GrammarKind) -> None:
         matcher = self.make().compile(CASES[kind].grammar)
-        before = self.allowed(matcher)
-        refused = (t for t in (~before).nonzero().flatten().tolist() if not matcher.copy().advance(t))
-        assert not matcher.advance(next(refused))
-        assert torch.equal(self.allowed(matcher), before)
+        before, refused = self.allowed(matcher), 0
+        for token in (~before).nonzero().flatten().tolist()[:TRIED]:
+            if matcher.advance(token):  # another spelling
+                matcher.roll_back(1)
+            else:
+                refused += 1
+            assert torch.equal(self.allowed(matcher), before)
+        assert refused
 
     def test_what_masks_allow_may_be_taken_all_along_an_output(self, kind: GrammarKind) -> None:
         """And outputs of any allowed tokens are texts of the grammar."""
@@ -237,7 +256,8 @@ class ConstraintConformance:
                 assert allowed.any(), f"nothing may follow {self.text(output)!r}"
                 ids = allowed.nonzero().flatten().tolist()
                 for token in draw.sample(ids, min(TRIED // (1 + len(output)), len(ids))):
-                    assert matcher.copy().advance(token), f"token {token} after {self.text(output)!r}"
+                    assert matcher.advance(token), f"token {token} after {self.text(output)!r}"
+                    matcher.roll_back(1)
                 open_ends = [end for end in self.ends if allowed[end]]
                 if open_ends and (draw.random() < 0.3 or allowed.sum() == len(open_ends)):
                     assert case.check(self.text(output)), self.text(output)
@@ -245,6 +265,18 @@ class ConstraintConformance:
                 token = draw.choice([token for token in ids if token not in self.ends])
                 assert matcher.advance(token)
                 output.append(token)
+
+    def test_calls_stand_in_text_where_they_may(self) -> None:
+        if "calls" not in self.kinds:
+            return
+        made = self.make()
+        for calls, accepted, refused in IN_TEXT:
+            grammar = Grammar("calls", msgspec.json.encode(calls).decode())
+            for text in (*accepted, *refused):
+                matcher = made.compile(grammar)
+                tokens = [*self.tokens(text), self.ends[0]]
+                follows = all(self.allowed(matcher)[token] and matcher.advance(token) for token in tokens)
+                assert follows == (text in accepted), text
 
     def test_the_end_may_follow_the_end(self, kind: GrammarKind) -> None:
         """A step may be under way for a request that has ended."""
@@ -277,10 +309,25 @@ class ConstraintConformance:
         matcher.roll_back(1)
         assert torch.equal(self.allowed(matcher), before)
 
-    def test_copies_are_independent(self, kind: GrammarKind) -> None:
-        first = self.make().compile(CASES[kind].grammar)
-        text = self.tokens(CASES[kind].accepted[-1])
-        before, other = self.allowed(first), first.copy()
+    def test_what_is_forced_follows_and_changes_nothing(self, kind: GrammarKind) -> None:
+        """It is text that every output has here: none that is accepted goes on otherwise."""
+        for text in CASES[kind].accepted:
+            matcher, tokens = self.make().compile(CASES[kind].grammar), self.tokens(text)
+            for at, token in enumerate(tokens):
+                before, forced = self.allowed(matcher), list(matcher.forced())
+                assert torch.equal(self.allowed(matcher), before)
+                for number, each in enumerate(forced):
+                    assert self.allowed(matcher)[each] and matcher.advance(each), f"{each} after {text!r}[:{at}]"
+                    so_far, whole = self.text([*tokens[:at], *forced[: number + 1]]), self.text(tokens)
+                    assert whole.startswith(so_far), f"{so_far!r} is forced, and {whole!r} accepted"
+                matcher.roll_back(len(forced))
+                assert torch.equal(self.allowed(matcher), before)
+                assert matcher.advance(token)
+
+    def test_matchers_of_one_grammar_are_independent(self, kind: GrammarKind) -> None:
+        made, text = self.make(), self.tokens(CASES[kind].accepted[-1])
+        first, other = made.compile(CASES[kind].grammar), made.compile(CASES[kind].grammar)
+        before = self.allowed(first)
         for token in text:
             assert first.advance(token)
         assert torch.equal(self.allowed(other), before)

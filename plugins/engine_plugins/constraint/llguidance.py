@@ -165,42 +165,68 @@ def _lark_of(calls: CallsGrammar) -> str:
     def schema(found: dict[str, Any]) -> str:
         return f"%json {json.dumps({**found, 'x-guidance': _COMPACT})}"
 
-    def fixed(text: str | int) -> str:
-        return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else f"<[{text}]>"
-
-    def texts(found: Sequence[str | int]) -> str:
-        return " ".join(map(fixed, found))
-
-    opens = fixed(calls.opens if calls.opens_token is None else calls.opens_token)
-    closes = fixed(calls.closes if calls.closes_token is None else calls.closes_token)
-    begins = [texts(found) for found in calls.begins] or [""] * len(calls.schemas)
+    opens = "before" if calls.in_text else _fixed([calls.opens if calls.opens_token is None else calls.opens_token])
+    closes = _fixed([calls.closes if calls.closes_token is None else calls.closes_token])
+    begins = [_fixed(found) for found in calls.begins] or [""] * len(calls.schemas)
     follows = ["free" if calls.is_free else schema(found) for found in calls.schemas]
     rules = [f"call{i}: {begin} {rest}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))]
     between = "call line " + closes if calls.closes and not calls.is_free else "call"
     one = f"{opens} line {between}" if calls.opens and not calls.listed else "call"
     if calls.is_free:
-        rules.append(f"free: ({' | '.join(['/(?s:.+)/', *map(fixed, calls.free_tokens)])})*")
+        rules.append(f"free: ({' | '.join(['/(?s:.+)/', *[_fixed([token]) for token in calls.free_tokens]])})*")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
     if calls.schemas:
         either = [f"call{i}" for i in range(len(calls.schemas))]
         rules += [f"calls: {all_calls}", f"one: {one}", f"call: {' | '.join(either)}", r"line: /\n?/"]
     if calls.otherwise is not None:
-        rules.append(f"otherwise: {texts(calls.answer)} {schema(calls.otherwise)}")
+        rules.append(f"otherwise: {_fixed(calls.answer)} {schema(calls.otherwise)}")
     if calls.thought:
-        rules.append(f"thought: {texts(calls.thought)} /(?s:.*)/ {texts(calls.ends_thought)}")
-    outputs = ["calls"] * bool(calls.schemas) + ["otherwise"] * (calls.otherwise is not None)
-    return "\n".join([f"start: {'thought* ' * bool(calls.thought)}({' | '.join(outputs)})", *rules])
+        rules.append(f"thought: {_fixed(calls.thought)} /(?s:.*)/ {_fixed(calls.ends_thought)}")
+    if calls.in_text:
+        start, text_rules = _text_around(calls)
+        rules += text_rules
+    else:
+        start = " | ".join(["calls"] * bool(calls.schemas) + ["otherwise"] * (calls.otherwise is not None))
+    return "\n".join([f"start: {'thought* ' * bool(calls.thought)}({start})", *rules])
+
+
+def _fixed(pieces: Sequence[str | int]) -> str:
+    """Texts, and special tokens by id, one after the other."""
+    found = [json.dumps(each, ensure_ascii=False) if isinstance(each, str) else f"<[{each}]>" for each in pieces]
+    return " ".join(found)
+
+
+def _text_around(calls: CallsGrammar) -> tuple[str, list[str]]:
+    """What an output is that need not call, and the rules of the text ``before`` a call and after the last."""
+    opens = json.dumps(calls.opens, ensure_ascii=False)
+    if calls.answer:
+        return "after | calls", [f"after: {_fixed(calls.answer)} /(?s:.*)/"]
+    if not calls.opens:
+        bracket = r"\[" if any(begin[0] == "[" for begin in calls.begins) else "{"
+        return "after | calls", [rf"after: /\s*([^{bracket}\s](?s:.*))?/"]
+    if calls.opens_token is not None:
+        special = " | ".join(f"<[{token}]>" for token in calls.text_tokens)
+        after = f"after: TEXT? (({special}) TEXT?)*" if special else "after: TEXT?"
+        rules = [after, "TEXT: /(?s:.+)/", f"before: after <[{calls.opens_token}]>"]
+    else:
+        # A text that ends with the first ``opens``, and one that has none.
+        before = f"before[suffix={opens}]: /(?s:.*)/"
+        rules = [before, "after: TEXT?", f"TEXT: /(?s:.+)/ & ~(/(?s:.*)/ {opens} /(?s:.*)/)"]
+    if calls.is_free:  # all that follows the name is the call's
+        return "after | one", rules
+    many = calls.several and not calls.listed
+    return "one* after" if many else "calls? after", rules
 
 
 class LLGuidanceMatcher:
     """The library's matcher, and the end tokens after an output that can only end: the library does not take them
     back."""
 
-    def __init__(self, matcher: Any, ends: Sequence[int], num_ends: int = 0) -> None:
+    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
         self._matcher = matcher
         self._ends = ends
-        self._num_ends = num_ends
+        self._num_ends = 0
 
     def advance(self, token: int) -> bool:
         if self._matcher.is_stopped():
@@ -219,13 +245,15 @@ class LLGuidanceMatcher:
         self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * 4)
         self._check()
 
+    def forced(self) -> list[int]:
+        found: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        return found
+
     def _check(self) -> None:
         """The library does not raise: a matcher that is beyond its limits takes no more."""
         if self._matcher.is_error():
             raise GrammarError(_one_line(self._matcher.get_error()))
-
-    def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._ends, self._num_ends)
 
 
 def _one_line(text: str) -> str:

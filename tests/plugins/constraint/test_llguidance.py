@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -101,18 +102,60 @@ class TestLLGuidance(ConstraintConformance):
         must_call = call_grammar(CHANNELS, functions, ids)
         may_call = call_grammar(CHANNELS, functions, ids, otherwise=CITY)
         may_not = call_grammar(CHANNELS, (), ids, otherwise=CITY)
-        for grammar, allowed in ((must_call, {call}), (may_call, {call, answer}), (may_not, {answer})):
+        for grammar, outputs in ((must_call, {call}), (may_call, {call, answer}), (may_not, {answer})):
             for output in (call, answer):
                 for begin in ("", thought, thought * 2):
                     matcher = made.compile(grammar)
                     assert all(matcher.advance(token) for token in tokens(begin))
-                    assert all(matcher.advance(token) for token in tokens(output)) is (output in allowed)
+                    assert all(matcher.advance(token) for token in tokens(output)) is (output in outputs)
+        anything = call_grammar(CHANNELS, functions, ids, in_text=True)
+        for output, allowed in (
+            (call, True),
+            (answer + "?", True),
+            (call.replace('"Brno"', "12"), False),
+            ("Hi", False),
+        ):
+            matcher = made.compile(anything)
+            assert all(matcher.advance(token) for token in tokens(thought + output)) is allowed
         for output in ("Hello", thought + thought[9:], answer.replace("final", "other"), thought.replace("Why", call)):
             matcher = made.compile(may_call)
             assert not all(matcher.advance(token) for token in tokens(output))
         matcher = made.compile(may_call)
         assert all(matcher.advance(token) for token in tokens(thought[:40]))
         assert not self.allowed(matcher)[list(self.ends)].any(), "an output does not end within a thought"
+
+    @pytest.mark.parametrize("syntax", [each for each in SYNTAXES if not each.answer], ids=lambda syntax: syntax.name)
+    @pytest.mark.parametrize("special", [False, True])
+    def test_calls_in_text_follow_the_grammar_of_their_syntax(self, syntax: CallSyntax, special: bool) -> None:
+        """``special``: what opens a call is a special token, and so is what may stand in the text."""
+        if special and not syntax.opens:
+            return
+        opens, around, *_ = (token for token in self.specials() if token not in self.ends)
+        ids = {syntax.opens: opens, **dict.fromkeys(syntax.wraps, around)} if special else {}
+        functions = [{"name": "look_up", "parameters": CITY}, {"name": "now"}]
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        grammar = call_grammar(syntax, functions, ids, in_text=True)
+
+        def follows(*texts: str) -> bool:
+            matcher = made.compile(grammar)
+            tokens = [token for text in texts for token in self.tokens(text)]
+            if special:
+                begin = self.tokens(syntax.opens)
+                found = [at for at in range(len(tokens)) if tokens[at : at + len(begin)] == begin]
+                for at in reversed(found):
+                    tokens[at : at + len(begin)] = [around, opens] if syntax.wraps else [opens]
+            return all(matcher.advance(token) for token in [*tokens, self.ends[0]])
+
+        text = OF_A_CALL[syntax.name]
+        assert follows("Hello {") and follows("") and follows(text)
+        if syntax.opens:
+            assert follows("I see. ", text) and not follows("I see. ", text.replace("look_up", "delete"))
+        assert not follows(text.replace("look_up", "delete"))
+        assert syntax.form in ("marked", "literal") or not follows(text.replace('"Brno"', "12"))
+
+    def specials(self) -> list[int]:
+        added = json.loads((Path(self.context().model.path) / "tokenizer.json").read_text())["added_tokens"]
+        return [token["id"] for token in added if token["special"]]
 
     def test_parameters_may_refer_to_their_own_definitions(self) -> None:
         parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]}

@@ -18,7 +18,9 @@ ALONG = "test_what_masks_allow_may_be_taken_all_along_an_output"
 AFTER = "test_the_end_may_follow_the_end"
 BACK = "test_tokens_are_taken_back"
 END_BACK = "test_the_end_is_taken_back"
-COPIES = "test_copies_are_independent"
+APART = "test_matchers_of_one_grammar_are_independent"
+FORCED = "test_what_is_forced_follows_and_changes_nothing"
+IN_TEXT = "test_calls_stand_in_text_where_they_may"
 WRONG = "test_wrong_grammars_are_refused_in_a_line"
 
 
@@ -46,10 +48,8 @@ class Place:
     def fill(self, mask: Tensor) -> None:
         self.right.fill(mask)
 
-    def copy(self) -> Any:
-        made = type(self)(self.right.copy())
-        made.taken = list(self.taken)
-        return made
+    def forced(self) -> Any:
+        return self.right.forced()
 
 
 class Constraint(LLGuidance):
@@ -112,16 +112,49 @@ class OneBack(Constraint):
     place = _OneBack
 
 
-class _Shared(Place):
-    def copy(self) -> Any:
-        return self
-
-
-@mutant(Suite, COPIES, ALONG)
+@mutant(Suite, APART, ALONG)
 class Shared(Constraint):
-    """A copy is the matcher itself."""
+    """All outputs of a grammar have one matcher."""
 
-    place = _Shared
+    def compile(self, grammar: Grammar) -> Any:
+        made = self.__dict__.setdefault("made", {})
+        if grammar not in made:
+            made[grammar] = super().compile(grammar)
+        return made[grammar]
+
+
+@mutant(Suite, IN_TEXT)
+class MustCall(Constraint):
+    """Every output must call."""
+
+    def compile(self, grammar: Grammar) -> Any:
+        return super().compile(Grammar(grammar.kind, grammar.text.replace('"in_text":true', '"in_text":false')))
+
+
+class _ForcesAny(Place):
+    def forced(self) -> Any:
+        return [5]
+
+
+@mutant(Suite, FORCED)
+class ForcesAny(Constraint):
+    """Says that a token is certain which is forbidden."""
+
+    place = _ForcesAny
+
+
+class _TakesForced(Place):
+    def forced(self) -> Any:
+        found = self.right.forced()
+        assert all(self.advance(token) for token in found)
+        return found
+
+
+@mutant(Suite, FORCED)
+class TakesForced(Constraint):
+    """Takes what it is asked about."""
+
+    place = _TakesForced
 
 
 class _TakesAll(Place):

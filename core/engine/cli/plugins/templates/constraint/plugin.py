@@ -63,10 +63,10 @@ class MineConstraint:
 class MineConstraintMatcher:
     """The tokens taken so far, and the texts that begin with them. A real one keeps a state that is quicker to ask."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], ends: Sequence[int], taken: Sequence[int] = ()) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]], ends: Sequence[int]) -> None:
         self._texts = texts
         self._ends = ends
-        self._taken = list(taken)
+        self._taken: list[int] = []
 
     def advance(self, token: int) -> bool:
         """Take a token of the output; False, and nothing changes, if it is forbidden."""
@@ -85,8 +85,10 @@ class MineConstraintMatcher:
         for token in self._allowed():
             mask[token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
 
-    def copy(self) -> MineConstraintMatcher:
-        return MineConstraintMatcher(self._texts, self._ends, self._taken)
+    def forced(self) -> Sequence[int]:
+        """What comes next whatever is chosen: the core drafts it."""
+        allowed = self._allowed()
+        return tuple(allowed) if len(allowed) == 1 else ()
 
     def _allowed(self) -> set[int]:
         taken = self._taken
