@@ -96,7 +96,7 @@ def assert_of_schemas(found: Outputs, numbers: Sequence[int]) -> None:
         if end == "stop":
             jsonschema.validate(json.loads(text), Draw(number).schema(), kind, format_checker=kind.FORMAT_CHECKER)
             ended += 1
-    assert ended > 0.8 * len(numbers)
+    assert ended > 0.7 * len(numbers)
 
 
 @few(1)

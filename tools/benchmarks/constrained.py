@@ -1,9 +1,12 @@
 """What following a grammar costs a decode step: requests with one beside the same requests without.
 
     python tools/benchmarks/constrained.py [MODEL] [--batch 1 8] [--rounds 10] [--set "quantizer=int8 ..."]
+    python tools/benchmarks/constrained.py [MODEL] --forced [--rounds 10] [--set "drafter=ngram ..."]
 
 Rounds alternate in one engine. ``one``: a single request of the batch has a grammar. ``all``: each has. ``mask``: what
 making the masks of a step and applying them takes alone. Medians; ratios are to the batch without a grammar.
+
+``--forced``: what drafting forced tokens saves, with a drafter on the host; the same outputs with and without.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from engine.contracts.constraint import Grammar
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.sampling.constrained import TokenMasks, Watched
+from engine_plugins.constraint.llguidance import LLGuidanceMatcher
 
 TOKENS = 48
 ITEM = {
@@ -77,6 +81,58 @@ def timed(kind: type[Any], name: str, into: list[float]) -> Callable[[], None]:
     return lambda: setattr(kind, name, method)
 
 
+PARAMETER = {
+    "type": "object",
+    "properties": {
+        "parameter_name": {"type": "string", "maxLength": 16},
+        "is_required": {"type": "boolean"},
+        "position": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["parameter_name", "is_required", "position"],
+    "additionalProperties": False,
+}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "function_name": {"type": "string", "maxLength": 24},
+        "description": {"type": "string", "maxLength": 80},
+        "parameters": {"type": "array", "items": PARAMETER, "minItems": 3, "maxItems": 3},
+        "return_type": {"enum": ["string", "integer", "mapping"]},
+    },
+    "required": ["function_name", "description", "parameters", "return_type"],
+    "additionalProperties": False,
+}
+
+
+def compare_forced(llm: LLM, rounds: int, temperature: float) -> None:
+    """One record at a time, with forced drafts and without, alternately."""
+    grammar, forced = Grammar("json_schema", json.dumps(RECORD)), LLGuidanceMatcher.forced
+    ms: dict[bool, list[float]] = {True: [], False: []}
+    steps, tokens = {True: 0, False: 0}, 0
+    for number in range(-1, rounds):
+        found = {}
+        for with_forced in (True, False) if number % 2 else (False, True):
+            LLGuidanceMatcher.forced = forced if with_forced else lambda matcher: ()
+            (found[with_forced],) = llm.generate(
+                [f"Describe function {number} of the json module."],
+                max_tokens=600, temperature=temperature, seed=max(number, 0), grammar=grammar,
+            )  # fmt: skip
+        assert found[True].tokens == found[False].tokens, "forced drafts change an output"
+        if number < 0:
+            continue
+        tokens += len(found[True].tokens)
+        for with_forced, completion in found.items():
+            assert completion.timings is not None
+            ms[with_forced].append(completion.timings.decode_ms)
+            steps[with_forced] += completion.timings.decode_steps
+    LLGuidanceMatcher.forced = forced
+    ratios = sorted(one / other for one, other in zip(ms[True], ms[False], strict=True))
+    print(
+        f"{tokens} tokens: {steps[False]} steps without, {steps[True]} with forced drafts "
+        f"({steps[True] / steps[False]:.3f}); time {statistics.median(ratios):.3f} [{ratios[0]:.3f}-{ratios[-1]:.3f}]"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="bundled")
@@ -84,10 +140,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--set", default="", metavar="'KEY=VALUE ...'", help="overrides")
+    parser.add_argument("--forced", action="store_true", help="what drafting forced tokens saves")
     options = parser.parse_args()
     overrides = ["scheduler.max_requests=64", "drafter=none", "model.max_len=1024", *options.set.split()]
     llm = LLM(options.model, overrides=overrides)
     print(f"vocabulary {llm.info.vocab_size}, {torch.get_num_threads()} threads")
+    if options.forced:
+        compare_forced(llm, options.rounds, options.temperature)
+        options.batch = []
     for batch in options.batch:
         times: dict[int, list[float]] = defaultdict(list)
         made, applied = list[float](), list[float]()
