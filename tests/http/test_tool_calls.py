@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from engine.service.chat_template import TemplateSource
+from engine.service.tool_syntax import told_syntax
 
 from ..service.fakes import MODEL, TEMPLATE, SharedTemplate, ids, in_loop, says
 from .fakes import Running, chat, events_of, running
@@ -22,13 +24,13 @@ TWO = f'Wait. {ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_c
 
 
 @functools.cache
-def template() -> SharedTemplate:
-    return SharedTemplate(TemplateSource(SHOWN + TEMPLATE, {}))
+def template(marker: str) -> SharedTemplate:
+    return SharedTemplate(TemplateSource(SHOWN.replace("<tool_call>", marker) + TEMPLATE, {}))
 
 
-def with_tools(server: Running) -> Running:
-    """The model's template shows tools."""
-    server.server.state.engine.tokenizer.template = template()
+def with_tools(server: Running, marker: str = "<tool_call>") -> Running:
+    """The model's template shows tools, and has ``marker`` in it."""
+    server.server.state.engine.tokenizer.template = template(marker)
     return server
 
 
@@ -46,6 +48,45 @@ async def test_calls_are_answered_whole_and_streamed_alike() -> None:
         assert [json.loads(call.function.arguments) for call in calls] == [{"a": '}"ü'}, {}]
         assert len({call.id for call in calls}) == 2 and all(len(call.id) == 9 for call in calls)
     assert kinds.count("tool_calls.function.arguments.done") == 2
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>Why?<|end|>"
+    '<|start|>assistant to=functions.add<|channel|>commentary<|message|>{"a": "}\\"ü"}'
+)
+WRITTEN = [
+    ("[func_name1(", """[add(a='}\\"ü')]"""),
+    ("<function_calls>", 'Wait. <function_calls>add(a="}\\"ü")</function_calls>'),
+    ("<|tool_call>call:", 'Wait. <|tool_call>call:add{a:<|"|>}"ü<|"|>}<tool_call|>'),
+    ("<|channel|>", CHANNELS),
+]
+
+
+@pytest.mark.parametrize(("marker", "text"), WRITTEN, ids=[marker for marker, _ in WRITTEN])
+@in_loop
+async def test_calls_in_other_syntaxes_reach_clients_the_same(marker: str, text: str) -> None:
+    async with running(says(text)) as server, api(with_tools(server, marker)) as client:
+        whole = (await client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)).choices[0]
+        async with client.chat.completions.stream(model=MODEL, messages=HI, tools=TOOLS) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+    for choice in (whole, streamed):
+        (call,) = choice.message.tool_calls or []
+        assert (choice.finish_reason, call.function.name) == ("tool_calls", "add")
+        assert json.loads(call.function.arguments) == {"a": '}"ü'}
+        assert (choice.message.content or "") == "Wait. " * ("Wait. " in text)
+    thought: Any = whole.message
+    assert getattr(thought, "reasoning", "") == "Why?" * (text is CHANNELS)
+
+
+@in_loop
+async def test_a_syntax_that_nobody_else_has_is_told_with_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"form": "named", "opens": "please ", "after_name": " with ", "closes": "."}', "utf-8")
+    async with running(says('please add with {"a": 1}. Thanks!')) as server, api(with_tools(server)) as client:
+        server.server.state.engine.tokenizer.told_syntax = told_syntax(str(file))
+        answer = (await client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)).choices[0].message
+    (call,) = answer.tool_calls or []
+    assert (call.function.name, call.function.arguments, answer.content) == ("add", '{"a": 1}', "Thanks!")
 
 
 @in_loop

@@ -15,7 +15,14 @@ from engine.contracts.request import ReasoningTokens
 from engine.service.errors import ApiError
 from engine.service.parts import CallText, Part, PartParser, Reasoning, Text, merged
 from engine.service.protocol import ChatOptions, CompletionOptions
-from engine.service.reasoning import SYNTAXES, Place, ReasoningUse, reasoning_tokens, reasoning_use
+from engine.service.reasoning import (
+    SYNTAXES,
+    Place,
+    ReasoningUse,
+    reasoning_syntax_of,
+    reasoning_tokens,
+    reasoning_use,
+)
 from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import SYNTAXES as CALLS
 
@@ -84,6 +91,22 @@ def test_calls_are_found_in_the_answer_and_not_in_the_thought() -> None:
         assert isinstance(call, CallText) and (call.name, call.arguments) == ("b", "{}")
 
 
+def test_a_thought_may_be_a_channel_with_a_name() -> None:
+    """Its first token is one of the model, its name is text."""
+    syntax = reasoning_syntax_of("{{ '<|channel>thought\\n<channel|>' }}")
+    assert syntax is not None
+    text = "<|channel>thought\nwhy\n<channel|>Yes <|channel>"
+    for at in range(len(text)):
+        parser = ReasoningUse(syntax, "before", True, True).parser(None)
+        found = [*parser.feed(text[:at]), *parser.feed(text[at:]), *parser.finish()]
+        assert merged(found) == (Reasoning("why"), Text("Yes <|channel>"))
+    model: Any = SimpleNamespace(id_of={"<|channel>": 7, "<channel|>": 8}.get)
+    found = reasoning_tokens(
+        ChatOptions(), ReasoningUse(syntax, "before", True, True), model, Grammar("json_object"), 9
+    )
+    assert found == ReasoningTokens(8, 7)
+
+
 def test_thoughts_can_be_left_out() -> None:
     assert parts(["why</think>Yes"], "within", is_shown=False) == (Text("Yes"),)
 
@@ -108,6 +131,19 @@ def test_the_end_of_a_prompt_says_where_its_output_stands(tail: str, place: str)
     assert found is not None and (found.syntax, found.place, found.is_shown) == (THINK, place, True)
     assert reasoning_use(CompletionOptions(), tokenizer(), tail) is None
     assert reasoning_use(ChatOptions(), tokenizer("{{ messages }}"), tail) is None
+
+
+def test_thoughts_that_are_messages_are_found_by_their_headers_and_have_no_budget() -> None:
+    model = tokenizer("<|start|>assistant<|channel|>analysis<|message|>")
+    found = reasoning_use(ChatOptions(), model, "<|end|><|start|>assistant<|channel|>")
+    assert found is not None and found.syntax.channels and found.header == "<|channel|>"
+    assert reasoning_tokens(ChatOptions(), found, model, Grammar("json_object"), 100) is None, "it is in the grammar"
+    parser = found.parser(None)
+    parts = [*parser.feed("analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Yes")]
+    assert merged([*parts, *parser.finish()]) == (Reasoning("why"), Text("Yes"))
+    with pytest.raises(ApiError, match="no syntax of thoughts that this server can limit"):
+        reasoning_use(ChatOptions(thinking_token_budget=9), model, "")
+    assert reasoning_use(ChatOptions(), tokenizer("<|end|>"), "") is None, "many templates have such a token"
 
 
 def test_a_grammar_and_a_budget_need_the_tokens_around_a_thought() -> None:

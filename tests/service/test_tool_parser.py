@@ -144,6 +144,79 @@ CASES: list[tuple[str, str, Found]] = [
         ("Wait.", [("get_weather", '{"city": "a < b", "n": true}'), ("add", "{}")]),
     ),
     ("pairs", "<tool_call>add</tool_call>", ("", [("add", "{}")])),
+    ("pythonic", "[add()]", ("", [("add", "{}")])),
+    (
+        "pythonic",
+        '\n[get_weather(city="Brünn \\"x\\" \\x41\\n", n=-12,\n tags=["a, ]", {"b": None, \'c\': [True]}]), add()]',
+        (
+            "",
+            [
+                (
+                    "get_weather",
+                    r'{"city": "Brünn \"x\" \u0041\n", "n": -12, "tags": ["a, ]", {"b": null, "c": [true]}]}',
+                ),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    ("pythonic", "<|python_start|>[add(a='x',)]<|python_end|>", ("", [("add", '{"a": "x"}')])),
+    (
+        "pythonic",
+        "[add(a=null, b=true)]\n[add(a=c + [1, 2], b=)]",
+        (
+            "",
+            [
+                ("add", '{"a": null, "b": true}'),
+                ("add", '{"a": "c + [1, 2]", "b": ""}'),
+            ],
+        ),
+    ),
+    ("pythonic", "[add(a='x' 'y')]", ("'y')]", [("add", '{"a": "x"}')])),
+    ("pythonic", "[add(a=1), none]", (", none]", [("add", '{"a": 1}')])),
+    ("pythonic", '[add(a="cut \\u00f', ("", [("add", '{"a": "cut ')])),
+    ("pythonic", "[other(a=1)]", ("[other(a=1)]", [])),
+    ("pythonic", "[1] says so, [add(a=1)]", ("[1] says so, [add(a=1)]", [])),
+    ("pythonic", " [add(1)]", (" [add(1)]", [])),
+    ("pythonic", "[add(a b=1)]", ("[add(a b=1)]", [])),
+    ("pythonic", "[add", ("[add", [])),
+    (
+        "lines",
+        'Wait. <function_calls>add(a={"b": [1, null]})\nget_weather(city="x")</function_calls>Done.',
+        ("Wait. Done.", [("add", '{"a": {"b": [1, null]}}'), ("get_weather", '{"city": "x"}')]),
+    ),
+    ("lines", "<function_calls>[other.f(a=1)]</function_calls>", ("", [("other.f", '{"a": 1}')])),
+    ("lines", "<function_calls></function_calls>", ("<function_calls></function_calls>", [])),
+    (
+        "harmony",
+        f"Wait.<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ADD}",
+        ("Wait.", [("add", ADD)]),
+    ),
+    (
+        "quoted",
+        'Wait.<|tool_call>call:get_weather{city:<|"|>Brünn "x", \\n\n{<|"|>,n:3,'
+        'tags:[<|"|>a, }<|"|>,{<|"|>b c<|"|>:true,d:null}]}<tool_call|>'
+        "<|tool_call>call:add{}<tool_call|>",
+        (
+            "Wait.",
+            [
+                ("get_weather", r'{"city": "Brünn \"x\", \\n\n{", "n": 3, "tags": ["a, }", {"b c": true, "d": null}]}'),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    (
+        "quoted",
+        '<|tool_call>call:add{<|"|>a<|"|>:"x\\n", b:y z}<tool_call|>',
+        ("", [("add", r'{"a": "x\n", "b": "y z"}')]),
+    ),
+    ("quoted", '<|tool_call>call:add{a:<|"|>cut <|', ("", [("add", '{"a": "cut ')])),
+    ("quoted", "<|tool_call>add{a:1}<tool_call|>", ("<|tool_call>add{a:1}<tool_call|>", [])),
+    ("quoted", "<|tool_call>call:add{a:1]}<tool_call|>x", ("]}<tool_call|>x", [("add", '{"a": 1}')])),
+    (
+        "escaped",
+        "<start_function_call>call:add{a:<escape>x, y<escape>,b:[1,-2.5]}<end_function_call>",
+        ("", [("add", '{"a": "x, y", "b": [1, -2.5]}')]),
+    ),
 ]
 
 
@@ -183,7 +256,7 @@ def test_mutated_outputs_lose_no_text_and_cuts_change_nothing(name: str) -> None
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(characters) + 1)
             characters[at : at + draw.randrange(3)] = draw.choice(
-                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", ""]
+                ['"', "{", "}", "[", "]", "\\", ",", ":", "<", "x", "", "'", "(", ")", "=", "|", " ", '<|"|>']
             )
         text = "".join(characters)
         whole = parsed(syntax, [text])
@@ -207,6 +280,14 @@ def test_the_syntax_is_told_by_the_template() -> None:
     assert syntax_of("<｜tool▁sep｜>") is BY_NAME["separated"]
     assert syntax_of("<｜tool▁sep｜>\n```json") is BY_NAME["fenced"]
     assert syntax_of('{"name": x, "parameters": y}') is BY_NAME["bare"]
+    assert (
+        syntax_of("Respond in the format [func_name1(params_name1=params_value1), func_name2(params)]")
+        is (BY_NAME["pythonic"])
+    )
+    assert syntax_of("'<|tool_call>call:' + function['name'] + '{'") is BY_NAME["quoted"]
+    assert syntax_of("<start_function_call>call:") is BY_NAME["escaped"]
+    assert syntax_of("<|tool_call|>") is BY_NAME["token_listed"]
+    assert syntax_of("'<function_calls>' + name + '(' + arguments + ')'") is BY_NAME["lines"]
     assert syntax_of("{{ messages }}") is None
     assert json.loads(ADD) and json.loads(WEATHER)
 
@@ -216,3 +297,12 @@ def test_of_an_output_that_is_calls_alone_nothing_that_was_cut_is_text() -> None
         parser = ToolParser(BY_NAME["tagged"], FUNCTIONS, calls_only=True)
         parts = [*parser.feed(text), *parser.finish()]
         assert not any(isinstance(part, Text) for part in parts)
+
+
+@pytest.mark.parametrize(("text", "arguments"), [("[add(", ""), ("[add(no keyword", "{}"), ("[add(a=1", '{"a": ')])
+def test_what_must_be_a_call_is_one_from_its_name_on(text: str, arguments: str) -> None:
+    """A grammar of the name alone lets anything follow."""
+    for pieces in ([text], list(text)):
+        parser = ToolParser(BY_NAME["pythonic"], FUNCTIONS, calls_only=True)
+        found = [part for piece in pieces for part in parser.feed(piece)]
+        assert joined([*found, *parser.finish()]) == ("", [("add", arguments)])

@@ -12,9 +12,10 @@ from engine.contracts.constraint import CallsGrammar, Grammar
 from engine.service.errors import ApiError
 from engine.service.grammars import grammar_of
 from engine.service.parsing import parse_messages
-from engine.service.protocol import ChatRequest, decode
+from engine.service.protocol import ChatRequest, CompletionOptions, decode
 from engine.service.tokenizer import Tokenizer
-from engine.service.tools import tool_grammar, tool_use
+from engine.service.tool_syntax import CHANNELS
+from engine.service.tools import answer_grammar, tool_grammar, tool_use
 from engine.service.turns import FunctionCall, ToolCall
 from tests.families import model_facts
 
@@ -83,6 +84,23 @@ def test_a_described_output_stands_beside_calls_that_may_be_made(tokenizer: Toke
     assert alone is not None and alone.kind == "json_schema"
     with pytest.raises(ApiError, match="only a JSON schema"):
         grammar(tokenizer, tools=TOOLS, guided_regex="a")
+
+
+def test_a_description_of_an_answer_that_is_a_message_holds_for_the_message(tokenizer: Tokenizer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": ADD}}
+    asked = Grammar("json_schema", json.dumps(ADD))
+    assert answer_grammar(request(response_format=form), tokenizer, asked) is asked, "an answer is all of the output"
+    tokenizer.told_syntax = CHANNELS
+    try:
+        found = calls(answer_grammar(request(response_format=form), tokenizer, asked))
+        assert (found.schemas, found.otherwise) == ((), ADD)
+        assert found.answer == ("<|channel|>", "final", "<|message|>"), "the bundled model has no such tokens"
+        assert answer_grammar(CompletionOptions(), tokenizer, asked) is asked
+        assert answer_grammar(request(), tokenizer, None) is None
+        with pytest.raises(ApiError, match=r"one message of several.*only a JSON schema"):
+            answer_grammar(request(guided_regex="a"), tokenizer, Grammar("regex", "a"))
+    finally:
+        tokenizer.told_syntax = None
 
 
 def test_tools_are_found_in_the_output_unless_none_may_be_called(tokenizer: Tokenizer) -> None:

@@ -297,6 +297,9 @@ class ServerSettings:
     """Answers of at least 1,024 bytes leave in a coding that the client accepts (gzip, zstd)."""
     compress_streams: bool = False
     """So do streams of events (gzip)."""
+    tool_syntax: str | None = None
+    """How the model writes calls of tools: the name of a syntax, or a file of JSON with one of your own, see
+    `Tools` in ``docs/serving.md``; null: as the text of its chat template tells."""
 
     def __post_init__(self) -> None:
         if not self.host:

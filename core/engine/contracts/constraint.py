@@ -40,6 +40,8 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """For each schema, what stands before its object: texts, and special tokens by id. Empty: nothing."""
     is_free: bool = False
     """What follows ``begins`` is not described: the model writes no JSON there."""
+    free_tokens: tuple[int, ...] = ()
+    """Special tokens that may be in what is not described."""
     opens: str = ""
     """Before each call; with ``listed`` once, before the array of them."""
     opens_token: int | None = None
@@ -58,7 +60,13 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     text_tokens: tuple[int, ...] = ()
     """Special tokens that may stand in that text, if ``opens`` is one."""
     otherwise: dict[str, Any] | None = None
-    """JSON of this schema may stand instead of calls."""
+    """JSON of this schema may stand instead of calls, or must where there are no :attr:`schemas`."""
+    answer: tuple[str | int, ...] = ()
+    """Before that: texts, and special tokens by id, as in ``begins``."""
+    thought: tuple[str | int, ...] = ()
+    """Before all of it any text may stand between this and ``ends_thought``, any number of times; empty: nothing."""
+    ends_thought: tuple[str | int, ...] = ()
+    """Begins with a special token."""
 
 
 class GrammarError(ValueError):

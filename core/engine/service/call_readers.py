@@ -6,15 +6,18 @@ However the text is cut into pieces, what comes out is the same but for where it
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from engine.service.parts import overlap
+from engine.service.literals import QUOTES, content_length, literal_as_json, quoted, unescaped
+from engine.service.parts import begins, overlap
 from engine.service.tool_syntax import CallSyntax
 
 LONGEST_NAME = 256
 """Characters of what may still turn out to be the name of a function."""
+_NO_KEYWORD = re.compile(r"[\s()\[\]{},=:]")
 
 
 class CallReader(ABC):
@@ -39,13 +42,16 @@ class CallReader(ABC):
         self.failed, self.raw, self.rest = True, "", text
 
 
-def reader_of(syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) -> CallReader:
-    """``functions``: the schemas of their parameters, by name."""
+def reader_of(syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], is_certain: bool = False) -> CallReader:
+    """``functions``: the schemas of their parameters, by name. ``is_certain``: what has the name of one is a call,
+    whatever follows."""
     if syntax.form == "object":
         return ObjectReader(syntax.arguments, None if syntax.opens else frozenset(functions))
     if syntax.form == "named":
         return NamedReader(syntax.before_name, syntax.after_name)
-    return MarkedReader(syntax, functions)
+    if syntax.form == "marked":
+        return MarkedReader(syntax, functions)
+    return LiteralReader(syntax, functions, is_certain)
 
 
 class ObjectReader(CallReader):
@@ -241,9 +247,8 @@ class NamedReader(CallReader):
         yield text
 
 
-class MarkedReader(CallReader):
-    """A name, and each parameter's name and value between texts. A value is text: what the function's schema does not
-    say is a string is JSON, where it can be read as that."""
+class ParameterReader(CallReader):
+    """A name, and parameters one by one."""
 
     def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__()
@@ -253,11 +258,9 @@ class MarkedReader(CallReader):
         self._key: str | None = None
         """Of the value that is being read."""
         self._is_first = True
-        self._streams = self._value_begun = False
-        self._value = ""
 
     def feed(self, text: str) -> Iterator[str]:
-        if not self.name:
+        if self.index is None:
             self.raw += text
         self._held += text
         while not (self.ended or self.failed):
@@ -270,6 +273,18 @@ class MarkedReader(CallReader):
                 yield from self._read_value(self._key)
             if (len(self._held), self._key, self.name) == before:
                 return
+
+    @abstractmethod
+    def _named(self) -> Iterable[str]:
+        """What is certain once the name is."""
+
+    @abstractmethod
+    def _read_key(self) -> Iterator[str]:
+        """The name of the next parameter, or the end."""
+
+    @abstractmethod
+    def _read_value(self, key: str) -> Iterator[str]:
+        """A piece of a value."""
 
     def _read_name(self) -> Iterator[str]:
         before, after = self._syntax.before_name, self._syntax.after_name
@@ -285,7 +300,28 @@ class MarkedReader(CallReader):
             self._fail(self.raw)
         elif rest and rest.startswith(after):
             self.name, self._held = name, rest[len(after) :]
-            yield ""
+            yield from self._named()
+
+    def _begin_value(self, key: str) -> str:
+        opening, self._is_first = "{" if self._is_first else ", ", False
+        self._key = key
+        return f"{opening}{quoted(key)}: "
+
+    def _end(self, rest: str) -> str:
+        self.ended, self.rest = True, rest
+        return "{}" if self._is_first else "}"
+
+
+class MarkedReader(ParameterReader):
+    """Each parameter's name and value stand between texts. A value is text: what the function's schema does not say is
+    a string is JSON, where it can be read as that."""
+
+    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(syntax, functions)
+        self._streams = self._value_begun = False
+
+    def _named(self) -> Iterable[str]:
+        return ("",)
 
     def _read_key(self) -> Iterator[str]:
         syntax, begun = self._syntax, self._held.lstrip()
@@ -294,16 +330,10 @@ class MarkedReader(CallReader):
         elif begun.startswith(syntax.before_key):
             key, found, rest = begun[len(syntax.before_key) :].partition(syntax.after_key)
             if found:
-                self._key, self._held = key.strip(), rest
-                self._streams, self._value_begun, self._value = self._is_string(self._key), False, ""
-                opening, self._is_first = "{" if self._is_first else ", ", False
-                yield f"{opening}{json.dumps(self._key, ensure_ascii=False)}: " + '"' * self._streams
+                self._held, self._streams, self._value_begun = rest, self._is_string(key.strip()), False
+                yield self._begin_value(key.strip()) + '"' * self._streams
         elif begun and not (syntax.before_key.startswith(begun) or syntax.ends.startswith(begun)):
             yield self._end(self._held)  # of a call that is one already, what follows is no part
-
-    def _end(self, rest: str) -> str:
-        self.ended, self.rest = True, rest
-        return "{}" if self._is_first else "}"
 
     def _read_value(self, key: str) -> Iterator[str]:
         if not self._value_begun:
@@ -327,16 +357,16 @@ class MarkedReader(CallReader):
             certain = len(self._held) - max(overlap(self._held, "\n" + closes), overlap(self._held, closes))
             piece, self._held = self._held[:certain], self._held[certain:]
             if piece:
-                yield json.dumps(piece, ensure_ascii=False)[1:-1]
+                yield quoted(piece)[1:-1]
 
     def _end_value(self, value: str, rest: str) -> str:
         self._key, self._held = None, rest
         if self._streams:
-            return json.dumps(value, ensure_ascii=False)[1:-1] + '"'
+            return quoted(value)[1:]
         try:
             json.loads(value, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            return json.dumps(value, ensure_ascii=False)
+            return quoted(value)
         return value.strip()
 
     def _is_string(self, key: str) -> bool:
@@ -344,6 +374,129 @@ class MarkedReader(CallReader):
         properties = self._functions.get(self.name, {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+class LiteralReader(ParameterReader):
+    """Parameters are keywords, and values literals. A string is passed on while it is written, any other value when it
+    is complete; one that is no literal is a string of what is there."""
+
+    def __init__(self, syntax: CallSyntax, functions: Mapping[str, Mapping[str, Any]], is_certain: bool) -> None:
+        super().__init__(syntax, functions)
+        self._is_certain = is_certain
+        self._quotes = (syntax.quote, *QUOTES) if syntax.quote else QUOTES
+        self._needs_comma = False
+        self._string = ""
+        """The quote that ends the string which is being passed on."""
+        self._at = self._depth = 0
+        """How far a value that is held has been looked at, and the brackets that are open there."""
+        self._within = ""
+        """The quote of the string that is open there."""
+
+    def _named(self) -> Iterable[str]:
+        if not self._syntax.opens and self.name not in self._functions:
+            self._fail(self.raw)
+            return ()
+        return ("",) * self._is_certain
+
+    def _read_key(self) -> Iterator[str]:
+        ends, begun = self._syntax.ends, self._held.lstrip()
+        if begun.startswith(ends):
+            yield self._end(begun[len(ends) :])
+        elif begun and self._needs_comma and begun[0] == ",":
+            self._held, self._needs_comma = begun[1:], False
+        elif begun and not ends.startswith(begun):
+            key, found, rest = begun.partition(self._syntax.after_key)
+            if not found:  # but for what may be the beginning of it
+                key = key[: len(key) - overlap(key, self._syntax.after_key)]
+            name = key.strip()
+            if self._needs_comma or len(key) > LONGEST_NAME or _NO_KEYWORD.search(name) or (found and not name):
+                yield from self._broken()
+            elif found:
+                self._held = rest
+                quote = next((text for text in self._quotes if name.startswith(text) and name.endswith(text)), "")
+                yield self._begin_value(name.removeprefix(quote).removesuffix(quote))
+
+    def _broken(self) -> Iterator[str]:
+        """What follows is no part of a call that is one already."""
+        if self.index is None:
+            self._fail(self.raw)
+        else:
+            yield self._end(self._held)
+
+    def _read_value(self, key: str) -> Iterator[str]:
+        if self._string:
+            yield from self._read_string(self._string)
+            return
+        if not self._at:
+            self._held = self._held.lstrip()
+            are = [begins(self._held, 0, quote) for quote in self._quotes]
+            if True in are:
+                self._string = self._quotes[are.index(True)]
+                self._held = self._held[len(self._string) :]
+                yield '"'
+                return
+            if None in are:
+                return
+        if (at := self._value_end()) is not None:
+            value = self._held[:at].strip()
+            self._end_value(at)
+            yield literal_as_json(value, self._syntax.quote) or quoted(value)
+
+    def _read_string(self, quote: str) -> Iterator[str]:
+        held, escapes = self._held, quote in QUOTES
+        if escapes:
+            at = content_length(held, quote)
+            ended = held.startswith(quote, at)
+        else:
+            at, ended = held.find(quote), quote in held
+            at = at if ended else len(held) - overlap(held, quote)
+        piece, self._held = held[:at], held[at:]
+        if piece:
+            yield unescaped(piece) if escapes else quoted(piece)[1:-1]
+        if ended:
+            self._string = ""
+            self._end_value(len(quote))
+            yield '"'
+
+    def _end_value(self, at: int) -> None:
+        self._key, self._held, self._needs_comma = None, self._held[at:], True
+        self._at = self._depth = 0
+
+    def _value_end(self) -> int | None:
+        """Where the value that is held ends: at a comma, or where no bracket of its own is open. ``None``: it may go
+        on."""
+        while self._at < len(self._held):
+            step = self._within_string() if self._within else self._between_strings()
+            if step is None:
+                return None
+            if step == 0:
+                return self._at
+            self._at += step
+        return None
+
+    def _within_string(self) -> int | None:
+        if self._within in QUOTES and self._held[self._at] == "\\":
+            return 2 if self._at + 1 < len(self._held) else None
+        closes = begins(self._held, self._at, self._within)
+        if closes:
+            step, self._within = len(self._within), ""
+            return step
+        return None if closes is None else 1
+
+    def _between_strings(self) -> int | None:
+        """0 at the end of the value."""
+        sought = self._quotes if self._depth else (*self._quotes, self._syntax.ends)
+        are = [begins(self._held, self._at, text) for text in sought]
+        if True in are:
+            self._within = sought[are.index(True)] if are.index(True) < len(self._quotes) else ""
+            return len(self._within)
+        if None in are:
+            return None
+        character = self._held[self._at]
+        if not self._depth and character in ",)]}":
+            return 0
+        self._depth += (character in "([{") - (character in ")]}")
+        return 1
 
 
 def _refuse(constant: str) -> None:

@@ -83,3 +83,10 @@ def _as_one(run: list[Part]) -> Part:
 def overlap(text: str, sought: str) -> int:
     """Length of the longest end of ``text`` that begins ``sought``, and is not all of it."""
     return next((n for n in range(min(len(sought) - 1, len(text)), 0, -1) if sought.startswith(text[-n:])), 0)
+
+
+def begins(text: str, at: int, sought: str) -> bool | None:
+    """Whether ``sought`` stands at ``at``; ``None``: more text must tell."""
+    if text.startswith(sought, at):
+        return True
+    return None if len(text) - at < len(sought) and sought.startswith(text[at:]) else False

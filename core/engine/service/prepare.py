@@ -24,7 +24,7 @@ from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens, reasoning_use
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
-from engine.service.tools import ToolUse, tool_grammar, tool_use
+from engine.service.tools import ToolUse, answer_grammar, tool_grammar, tool_use
 from engine.service.turns import Conversation
 from engine.service.validation import (
     check_echoed_logprobs,
@@ -118,7 +118,10 @@ async def checked_shape(engine: EngineHandle, options: GenerationRequest) -> Sha
     """Raises :class:`ApiError` as :meth:`GrammarChecks.check`, and ``invalid`` for tools that cannot be called."""
     param, asked = grammar_of(options) or ("tools", None)
     tools = tool_use(options, engine.tokenizer)
-    grammar = tool_grammar(options, tools, engine.tokenizer.special_ids, asked)
+    if tools is None:
+        grammar = answer_grammar(options, engine.tokenizer, asked)
+    else:
+        grammar = tool_grammar(options, tools, engine.tokenizer.special_ids, asked)
     if grammar is not None:
         await engine.grammars.check(grammar, param)
     return Shape(grammar, tools)

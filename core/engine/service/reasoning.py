@@ -13,6 +13,7 @@ from typing import Literal
 
 from engine.contracts.constraint import Grammar
 from engine.contracts.request import ReasoningTokens
+from engine.service.channels import ChannelParser, header_within
 from engine.service.errors import bad_request
 from engine.service.parts import Part, PartParser, Reasoning, Text, merged, overlap
 from engine.service.protocol import ChatOptions, GenerationRequest
@@ -30,19 +31,35 @@ class ReasoningSyntax:
 
     opens: str
     closes: str
+    token: str = ""
+    """What of ``opens`` is a token of the model, if not all."""
+    channels: bool = False
+    """Thoughts are messages of an output, as :mod:`engine.service.channels` finds them; ``opens`` and ``closes`` are
+    those of all messages."""
+
+    @property
+    def opening_token(self) -> str:
+        return self.token or self.opens
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """A template with one of these texts uses the syntax."""
+        return (self.opens,) if self.channels else (self.opens, self.closes)
 
 
 SYNTAXES = (
     ReasoningSyntax("<think>", "</think>"),
     ReasoningSyntax("[THINK]", "[/THINK]"),
     ReasoningSyntax("<seed:think>", "</seed:think>"),
+    ReasoningSyntax("<|channel>thought", "<channel|>", token="<|channel>"),
+    ReasoningSyntax("<|channel|>", "<|end|>", channels=True),
 )
 """Thoughts in other syntaxes are text."""
 
 
 def reasoning_syntax_of(template: str) -> ReasoningSyntax | None:
     """The syntax that a chat template teaches; ``None``: none of these."""
-    return next((syntax for syntax in SYNTAXES if syntax.closes in template or syntax.opens in template), None)
+    return next((syntax for syntax in SYNTAXES if any(text in template for text in syntax.markers)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +73,13 @@ class ReasoningUse:
     """The answer has them."""
     shows_special: bool
     """The syntax has a special token, which must be seen."""
+    header: str = ""
+    """With channels: what the prompt has of the output's first header."""
 
-    def parser(self, inner: PartParser | None) -> ReasoningParser:
+    def parser(self, inner: PartParser | None) -> PartParser:
         """``inner`` finds the parts of what is no thought."""
+        if self.syntax.channels:
+            return ChannelParser(self.header, self.is_shown, inner)
         return ReasoningParser(self, inner)
 
 
@@ -69,15 +90,17 @@ def reasoning_use(options: GenerationRequest, tokenizer: Tokenizer, tail: str) -
         return None
     template = tokenizer.template
     syntax = None if template is None else reasoning_syntax_of(template.source.text)
+    cannot_limit = syntax is None or syntax.channels
+    if cannot_limit and options.thinking_token_budget is not None and not options.fits_output:
+        at, has = "thinking_token_budget", "no syntax of thoughts that this server can limit"
+        raise bad_request(f"{at}: this model's chat template has {has}.", at)
     if syntax is None:
-        if options.thinking_token_budget is not None and not options.fits_output:
-            at = "thinking_token_budget"
-            raise bad_request(f"{at}: this model's chat template has no syntax of thoughts that this server reads.", at)
         return None
     end = tail.rstrip()
     place: Place = "within" if end.endswith(syntax.opens) else "after" if end.endswith(syntax.closes) else "before"
-    special = not tokenizer.special_ids.keys().isdisjoint((syntax.opens, syntax.closes))
-    return ReasoningUse(syntax, place, options.include_reasoning is not False, special)
+    special = not tokenizer.special_ids.keys().isdisjoint((syntax.opening_token, syntax.closes))
+    header = header_within(tail) if syntax.channels else ""
+    return ReasoningUse(syntax, place, options.include_reasoning is not False, special, header)
 
 
 def reasoning_tokens(
@@ -88,13 +111,14 @@ def reasoning_tokens(
     vocab_size: int,
 ) -> ReasoningTokens | None:
     """What the engine must know of an output's thoughts: where a grammar begins, and when they must end. ``None``:
-    nothing. Raises :class:`ApiError` ``invalid`` where the syntax is no tokens of the model."""
-    if use is None or use.place == "after" or not isinstance(options, ChatOptions):
+    nothing; where thoughts are messages, a grammar has them in it. Raises :class:`ApiError` ``invalid`` where the
+    syntax is no tokens of the model."""
+    if use is None or use.syntax.channels or use.place == "after" or not isinstance(options, ChatOptions):
         return None
     budget = options.thinking_token_budget
     if grammar is None and budget is None:
         return None
-    found = (tokenizer.id_of(text) for text in (use.syntax.opens, use.syntax.closes))
+    found = (tokenizer.id_of(text) for text in (use.syntax.opening_token, use.syntax.closes))
     opens, closes = (token if token is not None and token < vocab_size else None for token in found)
     if closes is None or (opens is None and use.place == "before"):
         if use.place == "before" and budget is None:

@@ -10,6 +10,7 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import TensorHeader, read_headers
 from engine.service.tokenizer import Tokenizer, TokenizerError
+from engine.service.tool_syntax import told_syntax
 from engine.startup.headers import check_tensors
 from engine.startup.memory.report import describe_ranks, size
 
@@ -26,11 +27,19 @@ def check_files(plan: EnginePlan) -> tuple[str, ...]:
 
 
 def load_tokenizer(plan: EnginePlan) -> Tokenizer:
-    """The model's tokenizer. Raises :class:`AssemblyError` saying why it cannot be used."""
+    """The model's tokenizer, which knows how the model writes calls. Raises :class:`AssemblyError` saying why it cannot
+    be used."""
+    told = plan.settings.server.tool_syntax
     try:
-        return Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
+        syntax = None if told is None else told_syntax(told)
+    except ValueError as error:
+        raise AssemblyError([f"server.tool_syntax={told}: {error}"]) from error
+    try:
+        tokenizer = Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
     except TokenizerError as error:
         raise AssemblyError([str(error)]) from error
+    tokenizer.told_syntax = syntax
+    return tokenizer
 
 
 def check_headers(plan: EnginePlan) -> None:

@@ -24,6 +24,7 @@ from engine.service.quoting import Rendered, specials_pattern
 from engine.service.template_worker import GREETING, TemplateWorker
 from engine.service.tokenizer_config import TokenizerConfig
 from engine.service.tokenizer_file import SPARE_TOKENS, read_tokenizer
+from engine.service.tool_syntax import CallSyntax, syntax_of
 from engine.service.turns import Conversation
 
 T = TypeVar("T")
@@ -133,6 +134,8 @@ class Tokenizer:
         vocab |= {id_: token.content for id_, token in added.items()}
         self.token_bytes = TokenBytes(sections.decoder, self._parse.decoder, vocab)
         self.template = template
+        self.told_syntax: CallSyntax | None = None
+        """How the model writes calls, where its template does not tell."""
         self.cache = PieceCache(CACHED_BYTES)
         self.most_tokens = MOST_TOKENS
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
@@ -175,6 +178,13 @@ class Tokenizer:
             tokenizer.close()
             raise TokenizerError(f"model.path={path}: {error}") from None
         return tokenizer
+
+    @property
+    def call_syntax(self) -> CallSyntax | None:
+        """How the model writes calls; ``None``: it has no template, or none that tells."""
+        if self.template is None:
+            return None
+        return self.told_syntax or syntax_of(self.template.source.text)
 
     def id_of(self, text: str) -> int | None:
         """The token that is this text, if one is."""

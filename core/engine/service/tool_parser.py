@@ -39,7 +39,7 @@ class ToolParser:
         self._held = ""
         """Text that may turn out to be the beginning of ``opens``, ``closes`` or a call."""
         self._call: CallReader | None = None
-        self._in_list = False
+        self._in_list = self._list_is_empty = False
         self._closing = False
         """A call has ended: ``closes``, white space or the next of a list may follow."""
         self._at_start = True
@@ -81,32 +81,32 @@ class ToolParser:
     def _read_text(self, final: bool) -> Iterator[Part]:
         """Text up to where a call begins."""
         opens = self._syntax.opens
-        if not opens:
-            start = len(self._held) - len(self._held.lstrip()) if self._at_start else -1
-            if start < 0 or (start < len(self._held) and self._held[start] != "{"):
-                yield from self._shown(len(self._held))
-            elif start < len(self._held):
-                self._lead = "" if self._after_call else self._held[:start]
-                self._begin(start)
-            return
-        wraps = [(found, text) for text in self._syntax.wraps if (found := self._held.find(text)) >= 0]
-        at = self._held.find(opens)
-        if wraps and (at < 0 or min(wraps)[0] < at):
-            found, text = min(wraps)
-            yield from self._shown(found)
-            self._held = self._held[len(text) :]
-        elif at >= 0:
+        if self._at_start and not opens:
+            start = len(self._held) - len(self._held.lstrip())
+            if self._held[start:].startswith("[" if self._syntax.listed else "{"):
+                self._lead, self._held = "" if self._after_call else self._held[:start], self._held[start:]
+                self._open()
+                return
+            if start == len(self._held):
+                return
+        sought = [text for text in (opens, *self._syntax.wraps) if text]
+        found = [(at, text != opens, text) for text in sought if (at := self._held.find(text)) >= 0]
+        if found:
+            at, is_wrap, text = min(found)
             yield from self._shown(at)
-            self._held, self._lead = self._held[len(opens) :], opens
-            self._in_list = self._syntax.listed
-            self._closing = self._in_list  # up to the bracket of the list
-            if not self._in_list:
-                self._begin(0)
-        elif not final:
-            sought = (opens, *self._syntax.wraps)
-            yield from self._shown(len(self._held) - max([overlap(self._held, text) for text in sought]))
+            self._held = self._held[len(text) :]
+            if not is_wrap:
+                self._lead = text
+                self._open()
         else:
-            yield from self._shown(len(self._held))
+            held = 0 if final else max([overlap(self._held, text) for text in sought], default=0)
+            yield from self._shown(len(self._held) - held)
+
+    def _open(self) -> None:
+        """A call begins, or a list of calls."""
+        self._in_list = self._closing = self._list_is_empty = self._syntax.listed
+        if not self._in_list:
+            self._begin()
 
     def _shown(self, count: int) -> Iterator[Part]:
         text, self._held = self._held[:count], self._held[count:]
@@ -117,9 +117,8 @@ class ToolParser:
             self._at_start = self._at_start and not text.strip()
             yield Text(text)
 
-    def _begin(self, at: int) -> None:
-        self._held = self._held[at:]
-        self._call = reader_of(self._syntax, self._functions)
+    def _begin(self) -> None:
+        self._call = reader_of(self._syntax, self._functions, self._calls_only)
 
     def _read_call(self, call: CallReader, final: bool) -> Iterator[Part]:
         text, self._held = self._held, ""
@@ -138,7 +137,7 @@ class ToolParser:
             yield from self._no_call(call.raw)
         elif call.ended:
             self._call, self._closing, self._held = None, True, call.rest
-            self._after_call, self._lead = True, ""
+            self._after_call, self._list_is_empty, self._lead = True, False, ""
 
     def _no_call(self, text: str) -> Iterator[Part]:
         """What began like a call is text."""
@@ -148,23 +147,33 @@ class ToolParser:
             yield Text(lead + text)
 
     def _read_closing(self, final: bool) -> Iterator[Part]:
-        """What stands between calls, and after the last."""
-        rest = self._held.lstrip(" \t\r\n,;[" if self._in_list else " \t\r\n;")
+        """What follows a call."""
         if self._in_list:
-            self._lead += self._held[: len(self._held) - len(rest)]
-            self._held = rest
-            if rest.startswith("{"):
-                self._closing = False
-                self._begin(0)
-            elif rest or final:
-                self._closing = self._in_list = False
-                if self._lead.startswith(self._syntax.opens):
-                    yield from self._no_call("")
-                else:
-                    self._held = rest.removeprefix("]")
+            yield from self._read_list(final)
             return
-        closes = self._syntax.closes
+        closes, rest = self._syntax.closes, self._held.lstrip(" \t\r\n;")
         if closes and rest.startswith(closes):
             self._held, self._closing = rest[len(closes) :], False
         elif final or (rest and not closes.startswith(rest)):
             self._closing, self._at_start, self._held = False, not closes, rest
+
+    def _read_list(self, final: bool) -> Iterator[Part]:
+        """What stands between the calls of a list, and after the last."""
+        rest = self._held.lstrip(" \t\r\n,;[")
+        self._lead += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+        if rest and self._begins_call(rest[0]):
+            self._closing = False
+            self._begin()
+        elif rest or final:
+            self._in_list = False
+            if self._list_is_empty:
+                self._closing = False
+                yield from self._no_call("")
+            else:
+                self._held = rest.removeprefix("]")
+
+    def _begins_call(self, character: str) -> bool:
+        if self._syntax.form == "object":
+            return character == "{"
+        return character.isalnum() or character == "_"

@@ -13,7 +13,7 @@ from engine.service.errors import bad_request
 from engine.service.protocol import ChatOptions, GenerationRequest, ToolChoice
 from engine.service.tokenizer import Tokenizer
 from engine.service.tool_parser import ToolParser
-from engine.service.tool_syntax import CallSyntax, call_grammar, syntax_of
+from engine.service.tool_syntax import CallSyntax, call_grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,13 @@ def tool_use(options: GenerationRequest, tokenizer: Tokenizer) -> ToolUse | None
     syntax of calls that can be read."""
     if not isinstance(options, ChatOptions) or not (functions := functions_of(options)):
         return None
-    template = tokenizer.template
-    syntax = None if template is None else syntax_of(template.source.text)
+    syntax = tokenizer.call_syntax
     if syntax is None:
         raise bad_request("tools: this model's chat template has no syntax of calls that this server reads.", "tools")
     is_named = isinstance(options.tool_choice, ToolChoice)
     most = 1 if options.parallel_tool_calls is False or is_named else None
     schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-    shows_special = not tokenizer.special_ids.keys().isdisjoint(syntax.texts)
+    shows_special = any(map(tokenizer.spells_special, syntax.texts))
     must_call = is_named or options.tool_choice == "required"
     return ToolUse(syntax, schemas, most, shows_special, must_call, is_named)
 
@@ -91,8 +90,22 @@ def tool_grammar(
             return None
         functions = [each if each.get("strict") else {"name": each["name"]} for each in functions]
     otherwise = None if use.must_call or asked is None else _schema(asked)
+    if otherwise is None and asked is not None and not use.must_call:
+        raise bad_request("With tools, only a JSON schema may describe the rest of the output.", "tools")
     several = use.most is None
     return call_grammar(use.syntax, functions, special_ids, several=several, otherwise=otherwise, in_text=in_text)
+
+
+def answer_grammar(options: GenerationRequest, tokenizer: Tokenizer, asked: Grammar | None) -> Grammar | None:
+    """The grammar of an output without tools. What is ``asked`` of an answer that is one message of several holds for
+    that one. Raises :class:`ApiError` ``invalid`` where only a schema can."""
+    syntax = tokenizer.call_syntax
+    if asked is None or not isinstance(options, ChatOptions) or syntax is None or not syntax.answer:
+        return asked
+    if (schema := _schema(asked)) is None:
+        has = f"This model's answer is one message of several ({syntax.name})"
+        raise bad_request(f"{has}: only a JSON schema may describe it.", "response_format")
+    return call_grammar(syntax, (), tokenizer.special_ids, otherwise=schema)
 
 
 def _callable(options: ChatOptions, functions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,9 +113,9 @@ def _callable(options: ChatOptions, functions: Sequence[dict[str, Any]]) -> list
     return [each for each in functions if not isinstance(choice, ToolChoice) or each["name"] == choice.chosen]
 
 
-def _schema(grammar: Grammar) -> dict[str, Any]:
-    """Raises :class:`ApiError` ``invalid`` for a grammar that is no schema of an object."""
-    found = msgspec.json.decode(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
-    if grammar.kind not in ("json_schema", "json_object") or not isinstance(found, dict):
-        raise bad_request("With tools, only a JSON schema may describe the rest of the output.", "tools")
-    return found
+def _schema(grammar: Grammar) -> dict[str, Any] | None:
+    """``None`` for a grammar that is no schema of an object."""
+    if grammar.kind == "json_object":
+        return {"type": "object"}
+    found = msgspec.json.decode(grammar.text) if grammar.kind == "json_schema" else None
+    return found if isinstance(found, dict) else None

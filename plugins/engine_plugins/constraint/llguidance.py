@@ -165,44 +165,46 @@ def _lark_of(calls: CallsGrammar) -> str:
     def schema(found: dict[str, Any]) -> str:
         return f"%json {json.dumps({**found, 'x-guidance': _COMPACT})}"
 
-    def fixed(text: str | int) -> str:
-        return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else f"<[{text}]>"
-
-    opens = "before" if calls.in_text else fixed(calls.opens if calls.opens_token is None else calls.opens_token)
-    closes = fixed(calls.closes if calls.closes_token is None else calls.closes_token)
-    begins = [[fixed(each) for each in texts] for texts in calls.begins] or [[]] * len(calls.schemas)
+    opens = "before" if calls.in_text else _fixed([calls.opens if calls.opens_token is None else calls.opens_token])
+    closes = _fixed([calls.closes if calls.closes_token is None else calls.closes_token])
+    begins = [_fixed(found) for found in calls.begins] or [""] * len(calls.schemas)
     follows = ["free" if calls.is_free else schema(found) for found in calls.schemas]
-    rules = [
-        f"call{i}: {' '.join([*begin, rest])}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))
-    ]
+    rules = [f"call{i}: {begin} {rest}" for i, (begin, rest) in enumerate(zip(begins, follows, strict=True))]
     between = "call line " + closes if calls.closes and not calls.is_free else "call"
     one = f"{opens} line {between}" if calls.opens and not calls.listed else "call"
     if calls.is_free:
-        rules.append("free: /(?s:.*)/")
+        rules.append(f"free: ({' | '.join(['/(?s:.+)/', *[_fixed([token]) for token in calls.free_tokens]])})*")
     more = {(False, False): "one", (False, True): "one (line one)*", (True, False): f'{opens} "[" one "]"'}
     all_calls = more.get((calls.listed, calls.several), f'{opens} "[" one (/, ?/ one)* "]"')
-    start = "calls"
+    if calls.schemas:
+        either = [f"call{i}" for i in range(len(calls.schemas))]
+        rules += [f"calls: {all_calls}", f"one: {one}", f"call: {' | '.join(either)}", r"line: /\n?/"]
+    if calls.otherwise is not None:
+        rules.append(f"otherwise: {_fixed(calls.answer)} {schema(calls.otherwise)}")
+    if calls.thought:
+        rules.append(f"thought: {_fixed(calls.thought)} /(?s:.*)/ {_fixed(calls.ends_thought)}")
     if calls.in_text:
         start, text_rules = _text_around(calls)
         rules += text_rules
-    elif calls.otherwise is not None:
-        start = "calls | otherwise"
-        rules.append(f"otherwise: {schema(calls.otherwise)}")
-    return "\n".join([
-        f"start: {start}",
-        f"calls: {all_calls}",
-        f"one: {one}",
-        "call: " + " | ".join(f"call{i}" for i in range(len(calls.schemas))),
-        r"line: /\n?/",
-        *rules,
-    ])  # fmt: skip
+    else:
+        start = " | ".join(["calls"] * bool(calls.schemas) + ["otherwise"] * (calls.otherwise is not None))
+    return "\n".join([f"start: {'thought* ' * bool(calls.thought)}({start})", *rules])
+
+
+def _fixed(pieces: Sequence[str | int]) -> str:
+    """Texts, and special tokens by id, one after the other."""
+    found = [json.dumps(each, ensure_ascii=False) if isinstance(each, str) else f"<[{each}]>" for each in pieces]
+    return " ".join(found)
 
 
 def _text_around(calls: CallsGrammar) -> tuple[str, list[str]]:
     """What an output is that need not call, and the rules of the text ``before`` a call and after the last."""
     opens = json.dumps(calls.opens, ensure_ascii=False)
+    if calls.answer:
+        return "after | calls", [f"after: {_fixed(calls.answer)} /(?s:.*)/"]
     if not calls.opens:
-        return "after | calls", [r"after: /\s*([^{\s](?s:.*))?/"]
+        bracket = r"\[" if any(begin[0] == "[" for begin in calls.begins) else "{"
+        return "after | calls", [rf"after: /\s*([^{bracket}\s](?s:.*))?/"]
     if calls.opens_token is not None:
         special = " | ".join(f"<[{token}]>" for token in calls.text_tokens)
         after = f"after: TEXT? (({special}) TEXT?)*" if special else "after: TEXT?"

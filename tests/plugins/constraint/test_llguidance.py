@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from engine.contracts.constraint import Grammar
 from engine.service.parts import CallText, merged
 from engine.service.tool_parser import ToolParser
-from engine.service.tool_syntax import SYNTAXES, CallSyntax, call_grammar
+from engine.service.tool_syntax import CHANNELS, SYNTAXES, CallSyntax, call_grammar
 from engine.testing.constraint import ConstraintConformance
 from engine_plugins.constraint.llguidance import LLGuidance, LLGuidanceConfig
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OF_A_CALL = {
+    "harmony": '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Brno"}',
     "functions": "<tool_call>\n<function=look_up>\n<parameter=city>\nBrno\n</parameter>\n</function>\n</tool_call>",
     "pairs": "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Brno</arg_value>\n</tool_call>",
     "fenced": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜>',
@@ -25,6 +27,10 @@ OF_A_CALL = {
     "named": '[TOOL_CALLS]look_up[ARGS]{"city": "Brno"}',
     "listed": '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Brno"}}]',
     "token_listed": '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Brno"}}]',
+    "lines": '<function_calls>look_up(city="Brno")</function_calls>',
+    "quoted": '<|tool_call>call:look_up{city:<|"|>Brno<|"|>}<tool_call|>',
+    "escaped": "<start_function_call>call:look_up{city:<escape>Brno<escape>}<end_function_call>",
+    "pythonic": '[look_up(city="Brno")]',
     "bare": '{"name": "look_up", "parameters": {"city": "Brno"}}',
 }
 
@@ -57,11 +63,68 @@ class TestLLGuidance(ConstraintConformance):
         for other in (text.replace("look_up", "delete"), "Hello"):
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(other))
-        if syntax.form != "marked":  # whose values are no JSON
+        if syntax.form in ("object", "named"):  # whose values are JSON
             matcher = made.compile(grammar)
             assert not all(matcher.advance(token) for token in self.tokens(text.replace('"Brno"', "12")))
 
-    @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+    def test_special_tokens_of_a_syntax_may_stand_in_what_is_not_described(self) -> None:
+        """And no others. Here ``<|system|>`` opens a call, ``<|user|>`` is a quote, and ``<|pad|>`` is no part."""
+        syntax = CallSyntax(
+            "made_up", "", "<|system|>", form="literal", after_name="{", after_key=":", ends="}", quote="<|user|>"
+        )
+        specials = {"<|system|>": 3, "<|user|>": 4, "<|pad|>": 0}
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        output = [3, *self.tokens("look_up{a:"), 4, *self.tokens("x, y"), 4, *self.tokens("}")]
+        for between, allowed in ((), True), ((3,), True), ((0,), False):
+            matcher = made.compile(call_grammar(syntax, [{"name": "look_up"}], specials))
+            assert all(matcher.advance(token) for token in output)
+            assert all(matcher.advance(token) for token in between) is allowed
+
+    def test_what_an_output_thinks_and_answers_in_messages_has_their_headers(self) -> None:
+        """Here special tokens of the bundled model stand for those of the headers."""
+        names = {
+            "<|channel|>": "<|system|>",
+            "<|message|>": "<|user|>",
+            "<|start|>": "<|begin|>",
+            "<|constrain|>": "<|pad|>",
+        }
+        names |= {"<|end|>": "<|assistant|>"}
+        ids = {name: self.tokens(text)[0] for name, text in names.items()}
+
+        def tokens(text: str) -> list[int]:
+            pieces = re.split(r"(<\|\w+\|>)", text)
+            return [token for piece in pieces for token in ([ids[piece]] if piece in ids else self.tokens(piece))]
+
+        thought = "<|channel|>analysis<|message|>Why {?<|end|><|start|>assistant"
+        call = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Brno"}'
+        answer, functions = '<|channel|>final<|message|>{"city": "Brno"}', [{"name": "look_up", "parameters": CITY}]
+        made = LLGuidance(LLGuidanceConfig(), self.context())
+        must_call = call_grammar(CHANNELS, functions, ids)
+        may_call = call_grammar(CHANNELS, functions, ids, otherwise=CITY)
+        may_not = call_grammar(CHANNELS, (), ids, otherwise=CITY)
+        for grammar, outputs in ((must_call, {call}), (may_call, {call, answer}), (may_not, {answer})):
+            for output in (call, answer):
+                for begin in ("", thought, thought * 2):
+                    matcher = made.compile(grammar)
+                    assert all(matcher.advance(token) for token in tokens(begin))
+                    assert all(matcher.advance(token) for token in tokens(output)) is (output in outputs)
+        anything = call_grammar(CHANNELS, functions, ids, in_text=True)
+        for output, allowed in (
+            (call, True),
+            (answer + "?", True),
+            (call.replace('"Brno"', "12"), False),
+            ("Hi", False),
+        ):
+            matcher = made.compile(anything)
+            assert all(matcher.advance(token) for token in tokens(thought + output)) is allowed
+        for output in ("Hello", thought + thought[9:], answer.replace("final", "other"), thought.replace("Why", call)):
+            matcher = made.compile(may_call)
+            assert not all(matcher.advance(token) for token in tokens(output))
+        matcher = made.compile(may_call)
+        assert all(matcher.advance(token) for token in tokens(thought[:40]))
+        assert not self.allowed(matcher)[list(self.ends)].any(), "an output does not end within a thought"
+
+    @pytest.mark.parametrize("syntax", [each for each in SYNTAXES if not each.answer], ids=lambda syntax: syntax.name)
     @pytest.mark.parametrize("special", [False, True])
     def test_calls_in_text_follow_the_grammar_of_their_syntax(self, syntax: CallSyntax, special: bool) -> None:
         """``special``: what opens a call is a special token, and so is what may stand in the text."""
@@ -88,7 +151,7 @@ class TestLLGuidance(ConstraintConformance):
         if syntax.opens:
             assert follows("I see. ", text) and not follows("I see. ", text.replace("look_up", "delete"))
         assert not follows(text.replace("look_up", "delete"))
-        assert syntax.form == "marked" or not follows(text.replace('"Brno"', "12"))
+        assert syntax.form in ("marked", "literal") or not follows(text.replace('"Brno"', "12"))
 
     def specials(self) -> list[int]:
         added = json.loads((Path(self.context().model.path) / "tokenizer.json").read_text())["added_tokens"]

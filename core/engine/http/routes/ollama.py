@@ -15,7 +15,6 @@ from engine.service.errors import bad_request
 from engine.service.ollama_request import DEFAULT_TAG
 from engine.service.parsing import check_model
 from engine.service.reasoning import reasoning_syntax_of
-from engine.service.tool_syntax import syntax_of
 
 
 class ShowRequest(msgspec.Struct):
@@ -46,9 +45,9 @@ async def show(http: web.Request) -> web.StreamResponse:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"The request body is not valid: {error}.") from None
     check_model((asked.model or asked.name or "").removesuffix(DEFAULT_TAG), state.engine.model)
-    template = state.engine.tokenizer.template
-    text = "" if template is None else template.source.text
-    can = {"tools": syntax_of(text) is not None, "thinking": reasoning_syntax_of(text) is not None}
+    tokenizer = state.engine.tokenizer
+    text = "" if tokenizer.template is None else tokenizer.template.source.text
+    can = {"tools": tokenizer.call_syntax is not None, "thinking": reasoning_syntax_of(text) is not None}
     family = _family(state)
     return json_response({
         "template": text,
