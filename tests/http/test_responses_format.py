@@ -137,7 +137,7 @@ async def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
 async def test_refusals_are_errors_of_this_api() -> None:
     async with running() as server, api(server) as client:
         with pytest.raises(openai.BadRequestError) as error:
-            await client.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
-        assert (error.value.code, error.value.param) == ("unsupported_parameter", "previous_response_id")
+            await client.responses.create(model=MODEL, input="hi", background=True)
+        assert (error.value.code, error.value.param) == ("unsupported_parameter", "background")
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="other", input="hi")

@@ -15,6 +15,7 @@ from engine.service.job import Job
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta, ShownToken
 from engine.service.parts import CallText, Part, Reasoning
+from engine.service.response_store import Record, response_id
 from engine.service.responses_request import ResponsesOptions
 from engine.service.tokenizer import Tokenizer
 
@@ -24,6 +25,9 @@ class ResponsesFormat(BlockFormat):
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         super().__init__(job, tokenizer, generation)
+        self._name = response_id(job.api.request_id)
+        self._final: dict[str, Any] | None = None
+        """The response once it has ended."""
         self._items: list[dict[str, Any]] = []
         """Those that are whole."""
         self._number = 0
@@ -85,6 +89,12 @@ class ResponsesFormat(BlockFormat):
         response = self._ended_response(delta, self._items)
         yield self._event(f"response.{response['status']}", response=response)
 
+    def record(self) -> Record | None:
+        if self._final is None:
+            return None
+        outputs = [msgspec.json.encode(_without_logprobs(item)) for item in self._final["output"]]
+        return Record(self._name, msgspec.json.encode(self._final), b",".join(outputs))
+
     @staticmethod
     def broken(error: ApiError) -> bytes:
         what = {"code": error.code or "server_error", "message": error.message, "param": error.param}
@@ -107,7 +117,7 @@ class ResponsesFormat(BlockFormat):
 
     def _id(self, index: int, part: Part) -> str:
         prefix = "fc" if isinstance(part, CallText) else "rs" if isinstance(part, Reasoning) else "msg"
-        return f"{prefix}_{self.job.api.request_id.partition('_')[2]}_{index}"
+        return f"{prefix}_{self._name.partition('_')[2]}_{index}"
 
     def _item(self, index: int, part: Part, status: str, shown: Sequence[ShownToken]) -> dict[str, Any]:
         about = {"id": self._id(index, part), "status": status}
@@ -136,14 +146,16 @@ class ResponsesFormat(BlockFormat):
         found = {"usage": counts, "timings": self.timings()}
         if output.finish_reason == "length":
             why = {"incomplete_details": {"reason": "max_output_tokens"}}
-            return self._response("incomplete", items) | why | found
-        return self._response("completed", items) | found
+            self._final = self._response("incomplete", items) | why | found
+        else:
+            self._final = self._response("completed", items) | found
+        return self._final
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         job = self.job
         assert isinstance(job.options, ResponsesOptions)
         return {
-            "id": job.api.request_id,
+            "id": self._name,
             "object": "response",
             "created_at": job.created,
             "status": status,
@@ -152,9 +164,9 @@ class ResponsesFormat(BlockFormat):
             "incomplete_details": None,
             "model": job.api.model,
             "output": items,
-            "previous_response_id": None,
+            "previous_response_id": job.options.previous_response_id,
             "service_tier": "default",
-            "store": False,
+            "store": job.options.store,
             "truncation": "disabled",
             "usage": None,
             "user": job.options.user,
@@ -166,3 +178,9 @@ def _content(part: Part, text: str, logprobs: list[dict[str, Any]]) -> dict[str,
     if isinstance(part, Reasoning):
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}

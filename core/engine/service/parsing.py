@@ -33,7 +33,13 @@ from engine.service.protocol import (
     TokenizeRequest,
     decode,
 )
-from engine.service.responses_request import ResponsesOptions, ResponsesRequest, responses_chat
+from engine.service.responses_request import (
+    ResponsesOptions,
+    ResponsesRequest,
+    input_items,
+    references_of,
+    responses_chat,
+)
 from engine.service.turns import Conversation
 from engine.service.validation import (
     check_bias_size,
@@ -45,6 +51,7 @@ from engine.service.validation import (
     turns_of,
 )
 
+BEYOND_64_BITS = "The request has an integer beyond 64 bits."
 LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 Packed = bytes
 """Token ids as int32 in this machine's byte order."""
@@ -59,6 +66,8 @@ class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
     most_tokens: int
     """Most tokens in one call of ``/tokenize`` or ``/detokenize``."""
+    stores: bool = False
+    """Responses are stored."""
 
 
 class ParsedTurns(msgspec.Struct, frozen=True):
@@ -76,7 +85,13 @@ class ParsedChat(ParsedTurns, frozen=True, tag="chat"):
 
 
 class ParsedResponses(ParsedTurns, frozen=True, tag="responses"):
+    """Of the new input alone: it may go on from a stored response, and refer to items of stored ones."""
+
     options: ResponsesOptions
+    items: bytes = b""
+    """The JSON of the items of the input, with commas between, where the server needs it."""
+    references: tuple[str, ...] = ()
+    """Ids of the items that it refers to, in order."""
 
 
 class ParsedMessages(ParsedTurns, frozen=True, tag="messages"):
@@ -144,8 +159,10 @@ def parse(kind: type[P], body: bytes, limits: Limits) -> P:
         parsed: P = _PARSERS[kind](body, limits)
     except RecursionError:
         raise bad_request("The request is nested too deeply.", code="invalid_value") from None
+    except OverflowError:
+        raise bad_request(BEYOND_64_BITS, code="invalid_value") from None
     if LARGE_NUMBER.search(body) and _has_large_number(body):
-        raise bad_request("The request has an integer beyond 64 bits.", code="invalid_value")
+        raise bad_request(BEYOND_64_BITS, code="invalid_value")
     return parsed
 
 
@@ -201,9 +218,12 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
 def _responses(body: bytes, limits: Limits) -> ParsedResponses:
     request = decode(body, ResponsesRequest)
     check_model(request.model, limits.model)
-    options, messages = responses_chat(request)
+    options, messages = responses_chat(request, limits.stores)
     _check_turns(messages, limits)
-    return ParsedResponses(_conversation(options, messages), options)
+    references = references_of(request)
+    needs_items = options.store or options.previous_response_id is not None or bool(references)
+    items = input_items(body) if needs_items else b""
+    return ParsedResponses(_conversation(options, messages), options, items, references)
 
 
 def _messages(body: bytes, limits: Limits) -> ParsedMessages:
