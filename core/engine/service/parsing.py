@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.service.chat_request import settle_tools
 from engine.service.errors import ApiError, bad_request
 from engine.service.messages_request import CountRequest, MessagesOptions, MessagesRequest, messages_chat
 from engine.service.ollama_request import (
@@ -209,6 +210,7 @@ def check_model(name: str | None, served: str) -> None:
 
 def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
+    settle_tools(request)
     check_model(request.model, limits.model)
     _check_fan_out(1, request.num_choices(), limits)
     _check_turns(request.messages, limits)

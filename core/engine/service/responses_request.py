@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.service.chat_request import check_allowed
 from engine.service.errors import bad_request
 from engine.service.protocol import (
     ChatOptions,
@@ -265,7 +266,8 @@ def _tools(request: ResponsesRequest) -> tuple[list[Tool], Any]:
         if choice.type == "function":
             choice = ToolChoice(ChosenFunction(required(choice.name, "tool_choice.name")))
         elif choice.type == "allowed_tools":
-            names = {tool.get("name") for tool in choice.tools}
+            names = [str(tool.get("name")) for tool in choice.tools if tool.get("type", "function") == "function"]
+            check_allowed(names, [each[0] for each in functions])
             functions, choice = [each for each in functions if each[0] in names], choice.mode or "auto"
         else:
             at = "tool_choice.type"
