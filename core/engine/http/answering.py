@@ -42,6 +42,9 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
         parsed, storing = await conversations.read(endpoint.request, http, body)
         parsed_s = time.monotonic()
         options = parsed.options
+        if (data := endpoint.format.at_once(engine.model, options)) is not None:
+            engine.check()
+            return web.Response(body=data, content_type="application/json")
         client = client_of(http, options.user)
         with state.admission.enter(client, parsed.num_prompts * options.num_choices()) as flight:
             prompts = await endpoint.prompts(engine, client, parsed)

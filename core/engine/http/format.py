@@ -14,6 +14,7 @@ from engine.service.errors import ApiError
 from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.output import Delta
+from engine.service.protocol import GenerationRequest
 from engine.service.response_store import Record
 from engine.service.tokenizer import Tokenizer
 
@@ -56,6 +57,11 @@ class Format(ABC):
 
     def record(self) -> Record | None:
         """The answer as it is stored, once its end was written; ``None``: answers of this API are not."""
+        return None
+
+    @classmethod
+    def at_once(cls, model: str, options: GenerationRequest) -> bytes | None:
+        """The answer to a request that asks for no output; ``None``: it asks for one."""
         return None
 
     def progress(self, progress: dict[str, Any]) -> bytes:
