@@ -17,6 +17,7 @@ from engine.http.sse import LINES
 from engine.service.errors import ApiError
 from engine.service.ollama_request import OllamaOptions
 from engine.service.output import Delta
+from engine.service.partial_json import members
 from engine.service.parts import CallText, Part, Reasoning, Text
 from engine.service.protocol import GenerationRequest
 
@@ -119,8 +120,4 @@ def _object(model: str, created: datetime.datetime, fields: dict[str, Any]) -> d
 
 
 def _call(part: CallText) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(part.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        arguments = {}
-    return {"function": {"name": part.name, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {"function": {"name": part.name, "arguments": members(part.arguments)}}

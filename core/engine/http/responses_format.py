@@ -14,7 +14,7 @@ from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta, ShownToken
-from engine.service.parts import CallText, Part, Reasoning
+from engine.service.parts import CallText, Part, Reasoning, Text
 from engine.service.response_store import Record, response_id
 from engine.service.responses_request import ResponsesOptions
 from engine.service.tokenizer import Tokenizer
@@ -32,16 +32,33 @@ class ResponsesFormat(BlockFormat):
         """Those that are whole."""
         self._number = 0
         """Of the next event."""
-        self._shown: list[ShownToken] = []
-        """Tokens of the open text."""
+        self._shown: dict[int | None, list[ShownToken]] = {}
+        """Tokens of each text, by its number."""
+        self._sent = 0
+        """Of those of the open text."""
+        self._num_texts = 0
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         (output,) = outputs
-        items = []
+        items: list[dict[str, Any]] = []
+        self._take(output.tokens)
         for index, part in enumerate(output.parts):
             is_cut = index == len(output.parts) - 1 and output.finish_reason == "length"
-            items.append(self._item(index, part, "incomplete" if is_cut else "completed", output.tokens))
+            items.append(self._item(index, part, "incomplete" if is_cut else "completed", self._tokens()))
+            self._num_texts += isinstance(part, Text)
         return msgspec.json.encode(self._ended_response(output, items))
+
+    def events(self, delta: Delta) -> bytes:
+        self._take(delta.tokens)
+        return super().events(delta)
+
+    def _take(self, tokens: Sequence[ShownToken]) -> None:
+        for token in tokens:
+            self._shown.setdefault(token.run, []).append(token)
+
+    def _tokens(self) -> list[ShownToken]:
+        """Those of the open text, or of the next one."""
+        return self._shown.get(self._num_texts, [])
 
     def begun(self) -> Iterator[Event]:
         response = self._response("in_progress", [])
@@ -63,8 +80,8 @@ class ResponsesFormat(BlockFormat):
         elif isinstance(part, Reasoning):
             yield self._event("response.reasoning_text.delta", **at, delta=part.text)
         else:
-            self._shown += delta.tokens
-            logprobs = self._logprobs(delta.tokens)
+            logprobs = self._logprobs(self._tokens()[self._sent :])
+            self._sent = len(self._tokens())
             yield self._event("response.output_text.delta", **at, delta=part.text, logprobs=logprobs)
 
     def closed(self, index: int, block: Part, is_whole: bool) -> Iterator[Event]:
@@ -73,16 +90,17 @@ class ResponsesFormat(BlockFormat):
             done = {"name": block.name, "arguments": block.arguments}
             yield self._event("response.function_call_arguments.done", **at, **done)
         else:
-            logprobs = self._logprobs(self._shown)
+            logprobs = self._logprobs(self._tokens())
             if isinstance(block, Reasoning):
                 yield self._event("response.reasoning_text.done", **at, text=block.text)
             else:
                 yield self._event("response.output_text.done", **at, text=block.text, logprobs=logprobs)
             part = _content(block, block.text, logprobs)
             yield self._event("response.content_part.done", **at, part=part)
-        item = self._item(index, block, "completed" if is_whole else "incomplete", self._shown)
+        item = self._item(index, block, "completed" if is_whole else "incomplete", self._tokens())
         self._items.append(item)
-        self._shown = []
+        if isinstance(block, Text):
+            self._num_texts, self._sent = self._num_texts + 1, 0
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def ended(self, delta: Delta) -> Iterator[Event]:
