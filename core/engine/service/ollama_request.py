@@ -95,10 +95,17 @@ class OllamaOptions(ChatOptions, kw_only=True):
     kind = "ollama"
     id_prefix = "ollama-"
     fits_output = True
-    format_field = "format"
 
     done_reason: Literal["", "load", "unload"] = ""
     """Of a request that asks for no output, but to load or unload the model."""
+
+    @property
+    def format_field(self) -> str:
+        return "format"
+
+    @property
+    def schema_field(self) -> str:
+        return "format"
 
 
 def ollama_chat(request: OllamaChatRequest) -> tuple[OllamaOptions, list[Message]]:

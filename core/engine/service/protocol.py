@@ -250,8 +250,6 @@ class GenerationRequest(CommonOptions, kw_only=True):
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None] = None
     """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
-    format_field: ClassVar[str] = "response_format"
-    """Which field :attr:`response_format` came by."""
     fits_output: ClassVar[bool] = False
     """A request for more output tokens than there is room for gets all the room; otherwise it is refused."""
 
@@ -283,6 +281,16 @@ class GenerationRequest(CommonOptions, kw_only=True):
     def echoes(self) -> bool:
         """Whether the prompt is part of the answer."""
         return False
+
+    @property
+    def format_field(self) -> str:
+        """Which field :attr:`response_format` came by."""
+        return "response_format"
+
+    @property
+    def schema_field(self) -> str:
+        """Which one its schema came by."""
+        return "response_format.json_schema.schema"
 
     def num_choices(self) -> int:
         """Choices of each prompt. Raises :class:`ApiError` ``invalid``."""

@@ -140,7 +140,6 @@ class ResponsesOptions(ChatOptions, kw_only=True):
     kind = "responses"
     id_prefix = "resp_"
     fits_output = True
-    format_field = "text.format"
 
     store: bool = False
     """The answer is stored."""
@@ -148,6 +147,14 @@ class ResponsesOptions(ChatOptions, kw_only=True):
     """The response that the conversation goes on from."""
     echoed: dict[str, Any] = msgspec.field(default_factory=dict)
     """What the answer repeats of the request."""
+
+    @property
+    def format_field(self) -> str:
+        return "text.format"
+
+    @property
+    def schema_field(self) -> str:
+        return "text.format.schema"
 
 
 def responses_chat(request: ResponsesRequest, stores: bool) -> tuple[ResponsesOptions, list[Message]]:

@@ -139,7 +139,7 @@ OTHER = {
     "return_token_ids": True, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "start: /a/", "json_schema": {},
     "grammar": 'root ::= "a"', "tools": [], "tool_choice": "auto", "parallel_tool_calls": False,
-    "functions": [], "function_call": "none", "echoed": {"instructions": "x"},
+    "uses_output_format": True, "functions": [], "function_call": "none", "echoed": {"instructions": "x"},
     "include_reasoning": False, "thinking_token_budget": 1,
 }  # fmt: skip
 """Another value of every field of a request, the prompt apart."""
