@@ -184,13 +184,19 @@ def _has_large_number(body: bytes) -> bool:
 def parse_messages(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> Conversation:
     """A conversation of Python's own values, as the body of a request would bring it. ``variables``: its
     ``chat_template_kwargs``. Raises :class:`ApiError` as :func:`parse`."""
-    fields = {"messages": messages, "chat_template_kwargs": variables}
+    return parse_chat(messages, chat_template_kwargs=variables).conversation
+
+
+def parse_chat(messages: Sequence[Mapping[str, Any]], **fields: Any) -> ParsedChat:
+    """A chat of Python's own values, as the body of a request would bring it with these ``fields``. Raises
+    :class:`ApiError` as :func:`parse`."""
     try:
-        body = msgspec.json.encode(fields)
+        body = msgspec.json.encode({"messages": messages} | fields)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise bad_request(f"The conversation cannot be written as JSON: {error}.", "messages") from None
     request = decode(body, ChatRequest)
-    return _conversation(request, request.messages)
+    settle_tools(request)
+    return ParsedChat(_conversation(request, request.messages), _options(request, ChatOptions))
 
 
 def unpack(tokens: Packed) -> tuple[int, ...]:
