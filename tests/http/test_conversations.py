@@ -83,7 +83,7 @@ async def test_an_item_of_a_stored_response_may_be_referred_to() -> None:
     async with running(says("Yes")) as server, api(server) as client:
         first = await client.responses.create(model=MODEL, input="one")
         reference: Any = {"type": "item_reference", "id": first.output[0].id}
-        user: Any = [{"role": "user", "content": text} for text in ("one", "two")]
+        user: Any = [{"role": "user", "content": text, "id": None} for text in ("one", "two")]
         second = await client.responses.create(model=MODEL, input=[user[0], reference, user[1]])
         assert "one<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n<|im_start|>user\ntwo" in said(server)
         await client.responses.delete(first.id)

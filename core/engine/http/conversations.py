@@ -58,9 +58,9 @@ def _resolved(items: bytes, store: ResponseStore, tenant: Tenant) -> Iterator[by
     """Items with those that they refer to in their place."""
     for i, item in enumerate(msgspec.json.decode(joined_items([items]), type=list[msgspec.Raw])):
         about = msgspec.json.decode(item, type=_Reference)
-        yield store.item(about.id, tenant, f"input[{i}]") if about.type == REFERENCE else bytes(item)
+        yield store.item(about.id or "", tenant, f"input[{i}]") if about.type == REFERENCE else bytes(item)
 
 
 class _Reference(msgspec.Struct):
     type: str | None = None
-    id: str = ""
+    id: str | None = None

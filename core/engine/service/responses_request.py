@@ -52,7 +52,7 @@ class Item(msgspec.Struct):
     """A message, a call, what a call came to, or reasoning."""
 
     type: str = "message"
-    id: str = ""
+    id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[Part] | None = None
     call_id: str | None = None

@@ -36,22 +36,20 @@ async def input_items(http: web.Request) -> web.StreamResponse:
     """The items that the model was given, those of the responses before included; the last first, or ``?order=asc``.
     ``?limit=`` of them, ``?after=`` the item of this id."""
     turn = _found(http)
-    given = msgspec.json.decode(joined_items(turn.given()), type=list[dict[str, Any]])
-    digits = turn.record.name.partition("_")[2]
-    items = [_listed(item, f"{digits}_in{i}") for i, item in enumerate(given)]
     limit, order = http.query.get("limit", str(DEFAULT_ITEMS)), http.query.get("order", "desc")
     if not limit.isascii() or not limit.isdigit() or len(limit) > 3 or not 0 < int(limit) <= MOST_ITEMS:
         raise bad_request(f"limit={limit[:16]!r}: expected a number from 1 to {MOST_ITEMS}.", "limit")
     if order not in ("asc", "desc"):
         raise bad_request(f"order={order[:16]!r}: expected asc or desc.", "order")
-    if order == "desc":
-        items.reverse()
+    digits = turn.record.name.partition("_")[2]
+    given = msgspec.json.decode(joined_items(turn.given()), type=list[msgspec.Raw])
+    items = [*enumerate(given)] if order == "asc" else [*enumerate(given)][::-1]
     if (after := http.query.get("after")) is not None:
-        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        at = next((i for i, (place, item) in enumerate(items) if _about(item, digits, place).id == after), None)
         if at is None:
             raise bad_request(f"after={after[:64]!r}: there is no such item.", "after")
         items = items[at + 1 :]
-    shown = items[: int(limit)]
+    shown = [_listed(item, _about(item, digits, place)) for place, item in items[: int(limit)]]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
     return json_response({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
 
@@ -64,11 +62,22 @@ def _tenant(http: web.Request) -> Tenant:
     return tenant_of(http, http.query.get("user"), http.query.get("cache_salt"))
 
 
-def _listed(item: dict[str, Any], name: str) -> dict[str, Any]:
+class _About(msgspec.Struct):
+    id: str | None = None
+    type: str | None = None
+
+
+def _about(item: msgspec.Raw, digits: str, place: int) -> _About:
+    """Items that came without an id have one by their place."""
+    found = msgspec.json.decode(item, type=_About)
+    kind = found.type or "message"
+    return _About(found.id or f"{'msg' if kind == 'message' else 'item'}_{digits}_in{place}", kind)
+
+
+def _listed(item: msgspec.Raw, about: _About) -> dict[str, Any]:
     """An item as the API lists it: with an id, and with parts for its text."""
-    kind = item.get("type") or "message"
-    found = {"id": item.get("id") or f"{'msg' if kind == 'message' else 'item'}_{name}", **item, "type": kind}
-    if kind == "message" and isinstance(item.get("content"), str):
-        text = "output_text" if item.get("role") == "assistant" else "input_text"
-        found |= {"content": [{"type": text, "text": item["content"]}]}
-    return found | {"id": found["id"] or name}
+    found: dict[str, Any] = msgspec.json.decode(item) | {"id": about.id, "type": about.type}
+    if about.type == "message" and isinstance(found.get("content"), str):
+        text = "output_text" if found.get("role") == "assistant" else "input_text"
+        found["content"] = [{"type": text, "text": found["content"]}]
+    return found
