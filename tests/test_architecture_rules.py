@@ -416,6 +416,7 @@ WALL_CLOCK = {
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/service/prepare.py",  # "created"
     "core/engine/http/state.py",  # "created"
+    "core/engine/http/ollama_format.py",  # "created_at"
     "plugins/engine_plugins/exporter/otlp.py",  # times of spans
     "plugins/engine_plugins/exporter/outbox.py",  # "Retry-After", as a date
     "plugins/engine_plugins/exporter/webhook.py",  # when an alert began

@@ -36,7 +36,7 @@ async def test_a_preflight_of_a_listed_origin_needs_no_key() -> None:
         assert (status, data) == (204, b"")
         assert {name: value for name, value in headers.items() if name.startswith("access-control")} == {
             ALLOWED: PAGE,
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": "authorization,x-stainless-os",
             "access-control-max-age": "600",
             "access-control-expose-headers": "X-Request-Id, Retry-After, traceresponse",

@@ -115,3 +115,18 @@ async def test_a_stream_that_fails_ends_in_an_error_event() -> None:
         _, _, data = await task
     last = events(data)[-1]
     assert last["type"] == "error" and last["error"]["type"] == "overloaded_error" and last["error"]["message"]
+
+
+@in_loop
+async def test_the_arguments_of_a_cut_call_are_what_came_of_them() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": "xyz"}}\n</tool_call>'
+    async with running(says(text)) as server, api(with_tools(server)) as client:
+        for limit in range(40, len(text)):
+            ask = ASK | {"max_tokens": limit, "tools": FUNCTIONS}
+            whole = await client.messages.create(**ask)
+            async with client.messages.stream(**ask) as stream:
+                final = await stream.get_final_message()
+            assert content(whole) == content(final) and whole.stop_reason == final.stop_reason == "max_tokens"
+            if limit == text.index("z"):
+                call: Any = whole.content[0]
+                assert call.input == {"a": 12}

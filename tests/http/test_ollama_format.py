@@ -79,7 +79,7 @@ async def test_thoughts_are_apart() -> None:
 @in_loop
 async def test_errors_are_one_field() -> None:
     async with running() as server:
-        for body in (ASK | {"model": "other"}, ASK | {"messages": []}):
+        for body in (ASK | {"model": "other"}, ASK | {"messages": 1}):
             status, _, data = await server.post(CHAT, body)
             assert status in (400, 404) and json.loads(data).keys() == {"error"}
         server.client.hold_before = 2
@@ -96,3 +96,19 @@ async def test_what_there_is_not_is_an_error_of_the_same_form(path: str) -> None
     async with running() as server:
         status, _, data = await server.post(path, {})
         assert (status, json.loads(data).keys()) == (404, {"error"})
+
+
+@in_loop
+async def test_a_request_that_loads_the_model_is_answered_at_once() -> None:
+    async with running() as server:
+        for path, said in ((CHAT, {"message": {"role": "assistant", "content": ""}}), (GENERATE, {"response": ""})):
+            for fields, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
+                status, headers, data = await server.post(path, {"model": MODEL} | fields)
+                assert status == 200 and headers["content-type"].startswith("application/json")
+                answer = json.loads(data)
+                assert answer.pop("created_at")
+                assert answer == {"model": MODEL, **said, "done": True, "done_reason": reason}
+        assert server.client.requests == []
+        server.client.die()
+        status, _, _ = await server.post(CHAT, {"model": MODEL})
+        assert status == 503, "the model is not there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -45,6 +46,18 @@ async def test_chats_have_them_by_both_names() -> None:
     timings: Any = (whole.model_extra or {})["timings"]
     assert timings["ttft_ms"] < timings["ttfo_ms"] <= timings["total_ms"]
     assert b"reasoning_content" not in hidden and b"Why" not in hidden and b"Yes." in hidden
+
+
+@in_loop
+async def test_the_first_output_is_counted_beside_the_first_token() -> None:
+    async with running(says("<think>Why?")) as server:
+        await thinks(server).post("/v1/chat/completions", chat())
+        server.client.script = says(SAID)
+        await server.post("/v1/chat/completions", chat())
+        _, _, data = await server.get("/engine/counters")
+    counted = {each["name"]: each for each in json.loads(data)["metrics"]}
+    ttft, ttfo = counted["engine_ttft_seconds"], counted["engine_ttfo_seconds"]
+    assert (sum(ttft["counts"]), sum(ttfo["counts"])) == (2, 1), "one of them ended within its thought"
 
 
 @in_loop

@@ -129,7 +129,7 @@ def test_unknown_fields_are_refused_and_harmless_ones_ignored() -> None:
 
 def test_null_means_absent() -> None:
     names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
-    empty = decode(body(**dict.fromkeys(names), functions=None, anything_at_all=None), ChatRequest)
+    empty = decode(body(**dict.fromkeys(names), anything_at_all=None), ChatRequest)
     assert sampling_params(empty, 5, VOCAB) == sampling_params(decode(body(), ChatRequest), 5, VOCAB)
 
 

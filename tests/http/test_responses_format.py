@@ -36,7 +36,7 @@ def comparable(response: dict[str, Any]) -> dict[str, Any]:
     """Without what differs from request to request."""
     text = json.dumps({name: value for name, value in response.items() if name not in ("timings", "created_at")})
     for item in response["output"]:
-        text = text.replace(item.get("call_id") or "-", "call")
+        text = text.replace(item.get("call_id") or response["id"], "call")
     return dict(json.loads(text.replace(response["id"].partition("_")[2], "id")))
 
 
@@ -119,6 +119,27 @@ async def test_log_probabilities_are_beside_the_text_that_they_are_of() -> None:
         assert plain.content[0].logprobs == []
 
 
+@pytest.mark.parametrize("text", [TWO, ONE, f"{ONE} and {ONE} ü", "Hello <tool"])
+@pytest.mark.parametrize("limit", [None, 5, 60])
+@in_loop
+async def test_beside_tools_a_text_has_the_log_probabilities_of_its_own_tokens(text: str, limit: int | None) -> None:
+    include = ["message.output_text.logprobs"]
+    asked: dict[str, Any] = {"input": "hi", "tools": FUNCTIONS, "include": include, "max_output_tokens": limit}
+    async with running(says(text)) as server:
+        _, _, data = await with_tools(server).post(PATH, asked)
+        _, _, streamed = await server.post(PATH, asked | {"stream": True})
+    whole, told = json.loads(data), events(streamed)
+    last = told[-1]["response"]
+    assert comparable(last) == comparable(whole)
+    for index, item in enumerate(whole["output"]):
+        if item["type"] == "message":
+            (part,) = item["content"]
+            sent = [each for e in told if e["type"] == "response.output_text.delta" and e["output_index"] == index
+                    for each in e["logprobs"]]  # fmt: skip
+            assert bytes(b for entry in part["logprobs"] for b in entry["bytes"]).decode() == part["text"]
+            assert sent == part["logprobs"]
+
+
 @in_loop
 async def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
     async with running() as server:
@@ -137,7 +158,7 @@ async def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
 async def test_refusals_are_errors_of_this_api() -> None:
     async with running() as server, api(server) as client:
         with pytest.raises(openai.BadRequestError) as error:
-            await client.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
-        assert (error.value.code, error.value.param) == ("unsupported_parameter", "previous_response_id")
+            await client.responses.create(model=MODEL, input="hi", background=True)
+        assert (error.value.code, error.value.param) == ("unsupported_parameter", "background")
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="other", input="hi")

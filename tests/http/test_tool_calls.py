@@ -141,3 +141,19 @@ async def test_a_model_whose_template_shows_no_tools_refuses_them() -> None:
         with pytest.raises(openai.BadRequestError, match="chat template leaves out tools: 'add'"):
             await client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)
         assert server.client.requests == []
+
+
+@in_loop
+async def test_who_offers_functions_is_answered_with_a_function_call() -> None:
+    functions: Any = [{"name": name, "parameters": {}} for name in ("add", "now")]
+    async with running(says(TWO)) as server, api(with_tools(server)) as client:
+        whole = (await client.chat.completions.create(model=MODEL, messages=HI, functions=functions)).choices[0]
+        stream = await client.chat.completions.create(model=MODEL, messages=HI, functions=functions, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    called = whole.message.function_call
+    assert called is not None and whole.message.tool_calls is None
+    assert (called.name, json.loads(called.arguments)) == ("add", {"a": '}"ü'})
+    pieces = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert [piece.name for piece in pieces if piece.name] == ["add"]
+    assert "".join([piece.arguments or "" for piece in pieces]) == called.arguments
+    assert whole.finish_reason == chunks[-1].finish_reason == "function_call"

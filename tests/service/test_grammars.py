@@ -13,7 +13,11 @@ from engine.contracts.constraint import Grammar
 from engine.service.errors import ApiError
 from engine.service.grammar_child import Verdict
 from engine.service.grammars import MOST_WAITING, GrammarChecks, grammar_of, too_large
-from engine.service.protocol import ChatRequest, decode
+from engine.service.messages_request import MessagesOptions
+from engine.service.ollama_request import OllamaOptions
+from engine.service.parsing import Limits, ParsedMessages, parse
+from engine.service.protocol import ChatOptions, ChatRequest, JsonSchemaFormat, ResponseFormat, decode
+from engine.service.responses_request import ResponsesOptions
 from engine.service.sandbox.process import SandboxEnded
 
 from .fakes import in_loop
@@ -179,3 +183,38 @@ async def test_grammars_beyond_those_that_may_wait_are_refused_at_once() -> None
     compiler.proceed.set()
     await asyncio.gather(*waiting)
     await checks.check(Grammar("regex", "right"), "x")
+
+
+DEEP: Any = {"type": "object"}
+for _ in range(600):
+    DEEP = {"allOf": [DEEP]}
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "schema_field"),
+    [
+        (ChatOptions(), "response_format", "response_format.json_schema.schema"),
+        (ResponsesOptions(), "text.format", "text.format.schema"),
+        (MessagesOptions(), "output_config.format", "output_config.format.schema"),
+        (MessagesOptions(uses_output_format=True), "output_format", "output_format.schema"),
+        (OllamaOptions(), "format", "format"),
+    ],
+)
+def test_errors_name_the_field_that_the_client_sent(options: ChatOptions, field: str, schema_field: str) -> None:
+    options.response_format = ResponseFormat("json_schema", JsonSchemaFormat(SCHEMA))
+    name, _ = grammar_of(options) or ("", None)
+    assert name == field
+    options.response_format = ResponseFormat("json_schema", JsonSchemaFormat(DEEP))
+    with pytest.raises(ApiError) as caught:
+        grammar_of(options)
+    assert caught.value.param == schema_field and caught.value.message.startswith(schema_field)
+
+
+def test_a_format_by_its_older_name_is_named_so() -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    for fields, name in (({"output_format": form}, "output_format"),
+                         ({"output_config": {"format": form}}, "output_config.format")):  # fmt: skip
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5} | fields
+        parsed = parse(ParsedMessages, json.dumps(body).encode(), Limits("tiny", 4, 256, 300, 1000))
+        found, _ = grammar_of(parsed.options) or ("", None)
+        assert found == name

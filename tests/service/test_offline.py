@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import LLM
+from engine.contracts.constraint import Grammar
 from engine.loop.messages import EngineStats
 from engine.service.offline import GenerationFailed
 
@@ -40,6 +42,50 @@ def test_a_conversation_of_parts_is_answered_as_its_text_is(llm: LLM) -> None:
         for content in (str, lambda text: [{"type": "text", "text": line} for line in text.split("\n")])
     )
     assert as_text.tokens == as_parts.tokens
+
+
+PARAMETERS = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "now")]
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_a_chat_with_tools_calls_them(llm: LLM) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "max_tokens": 60, "temperature": 0.0}
+    done = llm.chat(HI, tool_choice={"type": "function", "function": {"name": "now"}}, **asked)
+    (call,) = done.calls
+    assert call.name == "now" and json.loads(call.arguments)["a"] in (1, 2) and call.id
+    assert (done.text, done.finish_reason) == ("", "stop")
+    some = llm.chat(HI, tool_choice="required", **asked)
+    assert {call.name for call in some.calls} <= {"add", "now"} and len(some.calls) > 0
+    none = llm.chat(HI, tool_choice="none", **asked)
+    assert none.calls == () and none.text
+
+
+def test_a_grammar_beside_tools_is_that_of_an_output_that_calls_none(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"b": {"const": "x"}}, "required": ["b"], "additionalProperties": False}
+    grammar = Grammar("json_schema", json.dumps(schema))
+    done = llm.chat(HI, tools=TOOLS, grammar=grammar, max_tokens=60, temperature=0.0)
+    assert done.calls or json.loads(done.text) == {"b": "x"}
+    with pytest.raises(ValueError, match="grammar='x'"):
+        llm.chat(HI, tools=TOOLS, grammar="x")
+    with pytest.raises(ValueError, match="only a JSON schema"):
+        llm.chat(HI, tools=TOOLS, grammar=Grammar("regex", "a+"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": TOOLS + TOOLS}, "two functions have the same name"),
+        ({"tools": [{"type": "custom"}]}, "only functions are supported"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "Invalid value for 'tool_choice'"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused_in_the_words_of_the_server(
+    llm: LLM, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.chat(HI, **fields)
 
 
 @pytest.mark.parametrize(

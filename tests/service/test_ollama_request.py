@@ -51,6 +51,17 @@ def test_options_are_sampling_and_what_else_there_is_has_no_effect() -> None:
         assert chat(options={"num_predict": unlimited}).options.max_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [(None, "load"), ("5m", "load"), (-1, "load"), ("1h0m", "load"), (0, "unload"), (0.0, "unload"), ("0", "unload"),
+     ("0s", "unload"), ("0h0m", "unload")],
+)  # fmt: skip
+def test_without_a_prompt_the_model_is_to_be_loaded_or_unloaded(keep_alive: Any, reason: str) -> None:
+    for nothing in (chat(messages=[], keep_alive=keep_alive), generate(prompt="", system="x", keep_alive=keep_alive)):
+        assert nothing.options.done_reason == reason
+    assert chat(keep_alive=keep_alive).options.done_reason == generate(keep_alive=0).options.done_reason == ""
+
+
 def test_a_format_is_a_grammar() -> None:
     name, grammar = grammar_of(chat(format=SCHEMA).options) or ("", None)
     assert name == "format" and grammar is not None and json.loads(grammar.text) == SCHEMA
@@ -85,7 +96,7 @@ def test_thinking_is_a_switch_of_the_template() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"messages": []}, "messages"),
+        ({"keep_alive": []}, "keep_alive"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
         ({"format": "yaml"}, "format"),
         ({"logprobs": True}, "logprobs"),

@@ -96,6 +96,8 @@ def test_functions_are_tools_and_what_other_services_run_is_left_out() -> None:
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]},
          ["now"], "required"),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}, ["add"], "auto"),
+        ({"type": "allowed_tools", "mode": "auto",
+          "tools": [{"type": "mcp", "server_label": "x"}, {"type": "function", "name": "add"}]}, ["add"], "auto"),
         ("auto", ["add", "now"], "auto"),
     ],
 )  # fmt: skip
@@ -145,6 +147,8 @@ def test_fields_of_bookkeeping_are_taken() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "messages[0].content[0]"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}},
+         "tool_choice"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"surprise": 1}, "surprise"),

@@ -243,7 +243,8 @@ def test_arguments_are_passed_on_as_they_are_written() -> None:
 
 def test_calls_beyond_the_most_are_left_out() -> None:
     one = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    assert parsed(BY_NAME["tagged"], [one * 3], most=1) == ("", [("add", "{}")])
+    for pieces in ([one * 3], [*one * 3]):
+        assert parsed(BY_NAME["tagged"], pieces, most=1) == ("", [("add", "{}")])
 
 
 @pytest.mark.parametrize("name", BY_NAME)

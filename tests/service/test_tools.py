@@ -187,6 +187,19 @@ def test_references_in_parameters_are_those_of_the_parameters(tokenizer: Tokeniz
     assert inner["properties"]["c"] == {"const": {"$ref": "#"}} and inner["$defs"] == {"X": ADD}
 
 
+def test_references_by_anchor_and_within_what_has_an_id_stay_what_they_are(tokenizer: Tokenizer) -> None:
+    node: dict[str, Any] = {"type": "object", "$defs": {"X": {"$anchor": "x", "type": "integer"}, "Y": {"$id": "#y"}}}
+    other = {"$id": "http://other/", "properties": {"a": {"$ref": "#/$defs/Z"}}, "$defs": {"Z": ADD}}
+    node["properties"] = {"a": {"$ref": "#x"}, "b": other, "$id": {"$ref": "#"}, "c": {"$ref": "http://other/"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
+    (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
+    moved = node["properties"] | {"$id": {"$ref": "#/properties/arguments"}}
+    assert schema["properties"]["arguments"] == node | {"properties": moved}
+    tools[0]["function"]["parameters"] = node | {"$id": "http://here/"}
+    (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
+    assert schema["properties"]["arguments"] == node | {"$id": "http://here/"}
+
+
 def test_parameters_that_are_no_object_are_refused(tokenizer: Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
     with pytest.raises(ApiError, match="is not 'object'"):

@@ -291,6 +291,10 @@ class ServerSettings:
     max_connections: int | None = None
     """Most open connections; null: as many as the limit on open files allows."""
     max_body_bytes: int = 8 * 1024 * 1024
+    store_bytes: int = 64 * 1024 * 1024
+    """Most bytes of responses that are kept in memory for ``previous_response_id``; 0: none is."""
+    store_s: float = 24 * 3600.0
+    """How long a response is kept at most."""
     keepalive_s: float = 5.0
     """Silence in a stream after which a comment line is sent; 0: never."""
     compression: bool = True
@@ -310,6 +314,8 @@ class ServerSettings:
         at_least("server.drain_s", self.drain_s, 0)
         at_least("server.stall_s", self.stall_s, 5)
         at_least("server.max_body_bytes", self.max_body_bytes, 1)
+        at_least("server.store_bytes", self.store_bytes, 0)
+        at_least("server.store_s", self.store_s, 1)
         if self.max_connections is not None:
             at_least("server.max_connections", self.max_connections, 1)
         at_least("server.keepalive_s", self.keepalive_s, 0)

@@ -195,6 +195,8 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """The request's span here, in the client's trace; empty without one, and for further sequences of a request."""
     parameters: RequestParameters | None = None
     engine: str = DEFAULT_ENGINE
+    ttfo_ms: float = 0.0
+    """Until the first text or call that is no thought; 0: there was none."""
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):

@@ -19,6 +19,7 @@ def _seconds(name: str, help: str) -> Metric:
 
 
 TTFT = _seconds("ttft", "Arrival at the server to the first token leaving for the client.")
+TTFO = _seconds("ttfo", "Arrival at the server to the first text or call that is no thought, per sequence with one.")
 ITL = _seconds("itl", "Time between consecutive output tokens, one observation per token.")
 TPOT = _seconds("tpot", "(e2e - ttft) / (output tokens - 1), per completed sequence.")
 E2E = _seconds("e2e", "Arrival at the server to the last token, per completed sequence.")

@@ -104,6 +104,8 @@ class EngineCounters:
         self._add(declared.GENERATION_TOKENS, event.output_tokens)
         # Of every ended sequence: leaving out those that gave up waiting would hide the worst waits.
         self._observe_ms(declared.QUEUE, event.queue_ms)
+        if event.ttfo_ms:  # that of a sequence that ended before it answered is not known
+            self._observe_ms(declared.TTFO, event.ttfo_ms)
         if event.finish_reason == "abort":
             self._add(declared.ABORTS, 1)
         if event.finish_reason not in ("stop", "length"):

@@ -12,7 +12,8 @@ import structlog
 from aiohttp import web
 
 from engine.contracts.router import ToUrl
-from engine.http import proxy
+from engine.http import conversations, proxy
+from engine.http.conversations import Storing
 from engine.http.endpoints import Endpoint
 from engine.http.format import Format
 from engine.http.incoming import arrival_of, client_of, state_of
@@ -38,9 +39,12 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
     engine = state.engine
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
-        parsed = await state.parse(endpoint.request, body)
+        parsed, storing = await conversations.read(endpoint.request, http, body)
         parsed_s = time.monotonic()
         options = parsed.options
+        if (data := endpoint.format.at_once(engine.model, options)) is not None:
+            engine.check()
+            return web.Response(body=data, content_type="application/json")
         client = client_of(http, options.user)
         with state.admission.enter(client, parsed.num_prompts * options.num_choices()) as flight:
             prompts = await endpoint.prompts(engine, client, parsed)
@@ -48,17 +52,18 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
             route = state.dispatcher.route(job.api)
             if isinstance(route, ToUrl):
-                return await proxy.answer(http, state, flight, job, route.base_url, body.data, endpoint.format)
-            body.release()
+                data = endpoint.passed_on(body.data)
+                return await proxy.answer(http, state, flight, job, route.base_url, data, endpoint.format)
+            body.release(keeping=len(storing.items) if storing is not None else 0)
             events = EventStream(http, state.settings.keepalive_s, endpoint.format.stream_type)
             async with state.dispatcher.generate(job, route, lambda: events.written) as generation:
                 form = endpoint.format(job, engine.tokenizer, generation)
                 if job.api.stream:
-                    return await _stream(events, flight, job, generation, form, state.prefill)
-                return await _whole(job, generation, form)
+                    return await _stream(events, flight, job, generation, form, state.prefill, storing)
+                return await _whole(job, generation, form, storing)
 
 
-async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format) -> web.StreamResponse:
+async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format, storing: Storing | None) -> web.StreamResponse:
     collected: list[list[Delta]] = [[] for _ in range(job.num_sequences)]
     async for delta in deltas:
         collected[delta.index].append(delta)
@@ -68,6 +73,8 @@ async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format) -> web.St
 
     is_large = job.api.sampling.prompt_logprobs is not None and num_echoed(job.api) > LARGE_ANSWER
     data = await asyncio.to_thread(written) if is_large else written()
+    if storing is not None:
+        storing.keep(form.record())
     return web.Response(body=data, content_type="application/json")
 
 
@@ -78,6 +85,7 @@ async def _stream(
     deltas: AsyncIterable[Delta],
     form: Format,
     prefill: PrefillProgress,
+    storing: Storing | None,
 ) -> web.StreamResponse:
     async with events, contextlib.AsyncExitStack() as shown:
         try:
@@ -88,6 +96,8 @@ async def _stream(
                 data = form.events(delta)
                 unfinished -= delta.finish_reason is not None
                 if not unfinished:
+                    if storing is not None:  # before a client that has read the end goes on from it
+                        storing.keep(form.record())
                     return await events.finish(data + form.ending())
                 await events.write(data)
         except ApiError as error:

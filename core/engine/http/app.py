@@ -32,6 +32,7 @@ from engine.http.routes.ollama import api_version, ps, show, tags
 from engine.http.routes.plan import plan as plan_route
 from engine.http.routes.ready import ready
 from engine.http.routes.requests import one_request, recent_requests
+from engine.http.routes.responses import delete_response, input_items, one_response
 from engine.http.routes.root import root
 from engine.http.routes.stats import stats
 from engine.http.routes.tokenize import tokenize
@@ -46,6 +47,7 @@ from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.findings import Finders
 from engine.service.grammar_worker import GrammarWorker
+from engine.service.response_store import ResponseStore
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
 
@@ -79,6 +81,7 @@ def build_app(
         bus=bus,
         waterfalls=waterfalls,
         finders=Finders(finders or {}),
+        responses=ResponseStore(settings.store_bytes, settings.store_s),
     )
     engine.publish_to(bus.publish)
     client.on_events(state.prefill.add)
@@ -98,6 +101,9 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     for endpoint in ENDPOINTS:
         router.add_post(endpoint.path, partial(answer, endpoint))
     router.add_post("/v1/messages/count_tokens", count_tokens)
+    router.add_get("/v1/responses/{response}", one_response)
+    router.add_delete("/v1/responses/{response}", delete_response)
+    router.add_get("/v1/responses/{response}/input_items", input_items)
     router.add_get("/api/version", api_version)
     router.add_get("/api/tags", tags)
     router.add_get("/api/ps", ps)

@@ -40,14 +40,21 @@ class Body:
         self._bodies.take(self.client, more)
         self.counted += more
 
+    def become(self, data: bytes) -> None:
+        """Have these bytes from here on. Raises :class:`ApiError` as reading them would."""
+        self._bodies.check_size(len(data))
+        self.count(len(data))
+        self.data = data
+
     def forget(self) -> None:
         """Drop the bytes, which were parsed; what was made of them still counts."""
         self.data = b""
 
-    def release(self) -> None:
-        """Count the body no more: nothing of it is needed."""
-        self._bodies.take(self.client, -self.counted)
-        self.counted, self.data = 0, b""
+    def release(self, keeping: int = 0) -> None:
+        """Drop the bytes, and count no more of them than ``keeping``, which what was made of them holds on to."""
+        left = min(self.counted, max(0, keeping - SMALL_BYTES))
+        self._bodies.take(self.client, left - self.counted)
+        self.counted, self.data = left, b""
 
 
 class Bodies:
@@ -90,8 +97,7 @@ class Bodies:
         if "Origin" in request.headers and request.content_type != "application/json":
             # What a web page can send without asking this server first must not reach it.
             raise HttpError(415, "Content-Type must be application/json.", code="unsupported_media_type")
-        if (request.content_length or 0) > self._limit:
-            raise self._too_large()
+        self.check_size(request.content_length or 0)
 
     async def _fill(self, body: Body, content: StreamReader) -> None:
         parts: list[bytes] = []
@@ -100,18 +106,18 @@ class Bodies:
             async with asyncio.timeout(BODY_S):
                 async for part in content.iter_any():
                     size += len(part)
-                    if size > self._limit:
-                        raise self._too_large()
+                    self.check_size(size)
                     body.count(size)
                     parts.append(part)
         except TimeoutError:
             raise HttpError(408, f"The body did not arrive within {BODY_S:.0f} s.", code="body_timeout") from None
         body.data = b"".join(parts)
 
-    def _too_large(self) -> ApiError:
-        return HttpError(
-            413, f"The body is larger than {self._limit} bytes (server.max_body_bytes).", code="request_too_large"
-        )
+    def check_size(self, size: int) -> None:
+        """Raises :class:`ApiError` 413 for a body of more bytes than are taken."""
+        if size > self._limit:
+            message = f"The body is larger than {self._limit} bytes (server.max_body_bytes)."
+            raise HttpError(413, message, code="request_too_large")
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:

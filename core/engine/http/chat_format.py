@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.http.format import ChunkFormat
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta
 from engine.service.parts import CallText, Reasoning
+from engine.service.protocol import ChatOptions
 
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 
@@ -34,7 +36,8 @@ class ChatFormat(ChunkFormat):
         for part in delta.parts:
             if isinstance(part, CallText):
                 self._calling.add(index)
-                chunks.append(self.chunk(_choice(index, {"tool_calls": [_call_delta(part)]}) | ids))
+                called = self._called([part]) or {"tool_calls": [_call_delta(part)]}
+                chunks.append(self.chunk(_choice(index, called) | ids))
                 ids = self.ids(Delta(index))
         if delta.finish_reason is not None:
             chunks.append(self.chunk(_choice(index, {}, finish_reason=self._reason(delta)) | ids))
@@ -45,7 +48,8 @@ class ChatFormat(ChunkFormat):
         message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
         if calls:
             self._calling.add(output.index)
-            message |= {"content": output.text or None, "tool_calls": [_call(part) for part in calls]}
+            called = self._called(calls) or {"tool_calls": [_call(part) for part in calls]}
+            message |= {"content": output.text or None} | called
         if thought := "".join([part.text for part in output.parts if isinstance(part, Reasoning)]):
             message |= _reasoning(thought)
         return {
@@ -63,7 +67,23 @@ class ChatFormat(ChunkFormat):
         """An output that ends by itself after it has called tools, as it chose to, waits for what they say."""
         tools = self.job.tools
         called = delta.index in self._calling and tools is not None and not tools.is_named
-        return "tool_calls" if called and delta.finish_reason == "stop" else delta.finish_reason
+        if not called or delta.finish_reason != "stop":
+            return delta.finish_reason
+        return "function_call" if self._is_older else "tool_calls"
+
+    @property
+    def _is_older(self) -> bool:
+        """The request offered ``functions``."""
+        options = self.job.options
+        assert isinstance(options, ChatOptions)
+        return bool(options.functions)
+
+    def _called(self, calls: Sequence[CallText]) -> dict[str, Any]:
+        """A part of the one call, or all of it, for those that know no other notation; empty: the request does."""
+        if not self._is_older:
+            return {}
+        (call,) = calls
+        return {"function_call": ({"name": call.name} if call.id else {}) | {"arguments": call.arguments}}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return chat_logprobs(delta.tokens, self.tokenizer.token_bytes) if self.wants_logprobs else None

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 """How long a browser need not ask again."""
 EXPOSED = "X-Request-Id, Retry-After, traceresponse"

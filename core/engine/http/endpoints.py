@@ -24,24 +24,30 @@ from engine.service.parsing import (
     ParsedResponses,
 )
 from engine.service.prepare import chat_prompts, completion_prompts
+from engine.service.responses_request import self_contained
 
 R = TypeVar("R", ParsedChat, ParsedCompletion, ParsedResponses, ParsedMessages, ParsedOllamaChat, ParsedOllamaGenerate)
+
+
+def unchanged(body: bytes) -> bytes:
+    return body
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[R]):
     """``request``: what a body is parsed to. ``prompts`` makes tokens of it, for an engine and the client that asks.
-    ``format`` writes the answer."""
+    ``format`` writes the answer. ``passed_on``: the body as another server is sent it."""
 
     path: str
     request: type[R]
     prompts: Callable[[EngineHandle, str, R], Awaitable[Prompts]]
     format: type[Format]
+    passed_on: Callable[[bytes], bytes] = unchanged
 
 
 CHAT = Endpoint("/v1/chat/completions", ParsedChat, chat_prompts, ChatFormat)
 COMPLETIONS = Endpoint("/v1/completions", ParsedCompletion, completion_prompts, CompletionFormat)
-RESPONSES = Endpoint("/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat)
+RESPONSES = Endpoint("/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat, self_contained)
 MESSAGES = Endpoint("/v1/messages", ParsedMessages, chat_prompts, MessagesFormat)
 OLLAMA_CHAT = Endpoint("/api/chat", ParsedOllamaChat, chat_prompts, OllamaChatFormat)
 OLLAMA_GENERATE = Endpoint("/api/generate", ParsedOllamaGenerate, chat_prompts, OllamaGenerateFormat)

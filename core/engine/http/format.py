@@ -14,6 +14,8 @@ from engine.service.errors import ApiError
 from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.output import Delta
+from engine.service.protocol import GenerationRequest
+from engine.service.response_store import Record
 from engine.service.tokenizer import Tokenizer
 
 encode = msgspec.json.encode
@@ -52,6 +54,15 @@ class Format(ABC):
     @abstractmethod
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         """The answer to a request that is not streamed; one complete delta for each choice."""
+
+    def record(self) -> Record | None:
+        """The answer as it is stored, once its end was written; ``None``: answers of this API are not."""
+        return None
+
+    @classmethod
+    def at_once(cls, model: str, options: GenerationRequest) -> bytes | None:
+        """The answer to a request that asks for no output; ``None``: it asks for one."""
+        return None
 
     def progress(self, progress: dict[str, Any]) -> bytes:
         """The event that says how far the prompt is, for a request that has ``return_progress``."""

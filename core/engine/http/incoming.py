@@ -8,6 +8,7 @@ from aiohttp import web
 
 from engine.http.state import STATE, TRACE, ServerState
 from engine.service.addresses import network_of
+from engine.service.response_store import Tenant
 from engine.service.timings import Arrival
 from engine.service.trace_context import trace_context
 
@@ -20,6 +21,12 @@ def client_of(http: web.Request, user: str | None = None) -> str:
     """Who sent a request: its address, or the user it names where that is trusted. The queue is fair among clients."""
     trusted = user and state_of(http).settings.trust_user
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
+
+
+def tenant_of(http: web.Request, user: str | None, cache_salt: str | None) -> Tenant:
+    """Whose responses a request may go on from. Its address says nothing here: those of one client change, and those
+    of many are one behind a gateway."""
+    return (user or "") if state_of(http).settings.trust_user else "", cache_salt or ""
 
 
 def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:

@@ -12,6 +12,7 @@ from engine.http.errors import status_of
 from engine.http.sse import event
 from engine.service.errors import ApiError
 from engine.service.output import Delta
+from engine.service.partial_json import members
 from engine.service.parts import CallText, Part, Reasoning
 
 ERRORS = {
@@ -96,7 +97,7 @@ class MessagesFormat(BlockFormat):
 
     def _block(self, part: Part) -> dict[str, Any]:
         if isinstance(part, CallText):
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.arguments)}
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": members(part.arguments)}
         block = {"type": _name(part), _name(part): part.text}
         return block | ({"signature": self._signature} if isinstance(part, Reasoning) else {})
 
@@ -118,12 +119,3 @@ class MessagesFormat(BlockFormat):
 
 def _name(part: Part) -> str:
     return "thinking" if isinstance(part, Reasoning) else "text"
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object: where the output ended within them, none."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

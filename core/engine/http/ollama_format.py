@@ -15,8 +15,11 @@ import msgspec
 from engine.http.blocks import BlockFormat, Event
 from engine.http.sse import LINES
 from engine.service.errors import ApiError
+from engine.service.ollama_request import OllamaOptions
 from engine.service.output import Delta
+from engine.service.partial_json import members
 from engine.service.parts import CallText, Part, Reasoning, Text
+from engine.service.protocol import GenerationRequest
 
 
 def ollama_error(error: ApiError) -> bytes:
@@ -30,8 +33,17 @@ class OllamaFormat(BlockFormat):
     stream_type = LINES
     gap = b"\n"
 
+    @classmethod
+    def at_once(cls, model: str, options: GenerationRequest) -> bytes | None:
+        assert isinstance(options, OllamaOptions)
+        if not options.done_reason:
+            return None
+        fields = _object(model, datetime.datetime.now(datetime.UTC), cls.said())
+        return msgspec.json.encode(fields | {"done": True, "done_reason": options.done_reason})
+
+    @staticmethod
     @abstractmethod
-    def said(self, text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def said(text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """The fields of an object that has these."""
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
@@ -67,8 +79,8 @@ class OllamaFormat(BlockFormat):
         return ollama_error(error) + b"\n"
 
     def _object(self, fields: dict[str, Any]) -> dict[str, Any]:
-        created = datetime.datetime.fromtimestamp(self.job.created, datetime.UTC).isoformat()
-        return {"model": self.job.api.model, "created_at": created, **fields, "done": False}
+        created = datetime.datetime.fromtimestamp(self.job.created, datetime.UTC)
+        return _object(self.job.api.model, created, fields)
 
     def _ending(self, output: Delta) -> dict[str, Any]:
         """Durations are nanoseconds."""
@@ -88,7 +100,8 @@ class OllamaFormat(BlockFormat):
 class OllamaChatFormat(OllamaFormat):
     """Objects with a ``message``."""
 
-    def said(self, text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    @staticmethod
+    def said(text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         message |= ({"thinking": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
         return {"message": message}
@@ -97,13 +110,14 @@ class OllamaChatFormat(OllamaFormat):
 class OllamaGenerateFormat(OllamaFormat):
     """Objects with a ``response``."""
 
-    def said(self, text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    @staticmethod
+    def said(text: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return {"response": text} | ({"thinking": thought} if thought else {})
 
 
+def _object(model: str, created: datetime.datetime, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "created_at": created.isoformat(), **fields, "done": False}
+
+
 def _call(part: CallText) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(part.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        arguments = {}
-    return {"function": {"name": part.name, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {"function": {"name": part.name, "arguments": members(part.arguments)}}

@@ -14,7 +14,8 @@ from engine.service.generation import Generation
 from engine.service.job import Job
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta, ShownToken
-from engine.service.parts import CallText, Part, Reasoning
+from engine.service.parts import CallText, Part, Reasoning, Text
+from engine.service.response_store import Record, response_id
 from engine.service.responses_request import ResponsesOptions
 from engine.service.tokenizer import Tokenizer
 
@@ -24,20 +25,40 @@ class ResponsesFormat(BlockFormat):
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         super().__init__(job, tokenizer, generation)
+        self._name = response_id(job.api.request_id)
+        self._final: dict[str, Any] | None = None
+        """The response once it has ended."""
         self._items: list[dict[str, Any]] = []
         """Those that are whole."""
         self._number = 0
         """Of the next event."""
-        self._shown: list[ShownToken] = []
-        """Tokens of the open text."""
+        self._shown: dict[int | None, list[ShownToken]] = {}
+        """Tokens of each text, by its number."""
+        self._sent = 0
+        """Of those of the open text."""
+        self._num_texts = 0
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         (output,) = outputs
-        items = []
+        items: list[dict[str, Any]] = []
+        self._take(output.tokens)
         for index, part in enumerate(output.parts):
             is_cut = index == len(output.parts) - 1 and output.finish_reason == "length"
-            items.append(self._item(index, part, "incomplete" if is_cut else "completed", output.tokens))
+            items.append(self._item(index, part, "incomplete" if is_cut else "completed", self._tokens()))
+            self._num_texts += isinstance(part, Text)
         return msgspec.json.encode(self._ended_response(output, items))
+
+    def events(self, delta: Delta) -> bytes:
+        self._take(delta.tokens)
+        return super().events(delta)
+
+    def _take(self, tokens: Sequence[ShownToken]) -> None:
+        for token in tokens:
+            self._shown.setdefault(token.run, []).append(token)
+
+    def _tokens(self) -> list[ShownToken]:
+        """Those of the open text, or of the next one."""
+        return self._shown.get(self._num_texts, [])
 
     def begun(self) -> Iterator[Event]:
         response = self._response("in_progress", [])
@@ -59,8 +80,8 @@ class ResponsesFormat(BlockFormat):
         elif isinstance(part, Reasoning):
             yield self._event("response.reasoning_text.delta", **at, delta=part.text)
         else:
-            self._shown += delta.tokens
-            logprobs = self._logprobs(delta.tokens)
+            logprobs = self._logprobs(self._tokens()[self._sent :])
+            self._sent = len(self._tokens())
             yield self._event("response.output_text.delta", **at, delta=part.text, logprobs=logprobs)
 
     def closed(self, index: int, block: Part, is_whole: bool) -> Iterator[Event]:
@@ -69,21 +90,28 @@ class ResponsesFormat(BlockFormat):
             done = {"name": block.name, "arguments": block.arguments}
             yield self._event("response.function_call_arguments.done", **at, **done)
         else:
-            logprobs = self._logprobs(self._shown)
+            logprobs = self._logprobs(self._tokens())
             if isinstance(block, Reasoning):
                 yield self._event("response.reasoning_text.done", **at, text=block.text)
             else:
                 yield self._event("response.output_text.done", **at, text=block.text, logprobs=logprobs)
             part = _content(block, block.text, logprobs)
             yield self._event("response.content_part.done", **at, part=part)
-        item = self._item(index, block, "completed" if is_whole else "incomplete", self._shown)
+        item = self._item(index, block, "completed" if is_whole else "incomplete", self._tokens())
         self._items.append(item)
-        self._shown = []
+        if isinstance(block, Text):
+            self._num_texts, self._sent = self._num_texts + 1, 0
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def ended(self, delta: Delta) -> Iterator[Event]:
         response = self._ended_response(delta, self._items)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def record(self) -> Record | None:
+        if self._final is None:
+            return None
+        outputs = [msgspec.json.encode(_without_logprobs(item)) for item in self._final["output"]]
+        return Record(self._name, msgspec.json.encode(self._final), b",".join(outputs))
 
     @staticmethod
     def broken(error: ApiError) -> bytes:
@@ -107,7 +135,7 @@ class ResponsesFormat(BlockFormat):
 
     def _id(self, index: int, part: Part) -> str:
         prefix = "fc" if isinstance(part, CallText) else "rs" if isinstance(part, Reasoning) else "msg"
-        return f"{prefix}_{self.job.api.request_id.partition('_')[2]}_{index}"
+        return f"{prefix}_{self._name.partition('_')[2]}_{index}"
 
     def _item(self, index: int, part: Part, status: str, shown: Sequence[ShownToken]) -> dict[str, Any]:
         about = {"id": self._id(index, part), "status": status}
@@ -136,14 +164,16 @@ class ResponsesFormat(BlockFormat):
         found = {"usage": counts, "timings": self.timings()}
         if output.finish_reason == "length":
             why = {"incomplete_details": {"reason": "max_output_tokens"}}
-            return self._response("incomplete", items) | why | found
-        return self._response("completed", items) | found
+            self._final = self._response("incomplete", items) | why | found
+        else:
+            self._final = self._response("completed", items) | found
+        return self._final
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         job = self.job
         assert isinstance(job.options, ResponsesOptions)
         return {
-            "id": job.api.request_id,
+            "id": self._name,
             "object": "response",
             "created_at": job.created,
             "status": status,
@@ -152,9 +182,9 @@ class ResponsesFormat(BlockFormat):
             "incomplete_details": None,
             "model": job.api.model,
             "output": items,
-            "previous_response_id": None,
+            "previous_response_id": job.options.previous_response_id,
             "service_tier": "default",
-            "store": False,
+            "store": job.options.store,
             "truncation": "disabled",
             "usage": None,
             "user": job.options.user,
@@ -166,3 +196,9 @@ def _content(part: Part, text: str, logprobs: list[dict[str, Any]]) -> dict[str,
     if isinstance(part, Reasoning):
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}

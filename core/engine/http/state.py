@@ -24,6 +24,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.findings import Finders
 from engine.service.parsing import P
+from engine.service.response_store import ResponseStore
 from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
 
@@ -47,6 +48,7 @@ class ServerState:
     bus: EventBus
     waterfalls: Waterfalls
     finders: Finders
+    responses: ResponseStore
     created: int = field(default_factory=lambda: int(time.time()))
     body_parser: BodyParser = field(default_factory=BodyParser)
     machine: Meter = field(default_factory=Meter)

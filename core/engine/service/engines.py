@@ -68,8 +68,9 @@ class EngineHandle:
 
     @property
     def limits(self) -> Limits:
-        most_tokens = self.tokenizer.most_tokens
-        return Limits(self.model, self.plan.settings.server.max_n, self.max_len, self.vocab_size, most_tokens)
+        most_tokens, server = self.tokenizer.most_tokens, self.plan.settings.server
+        stores = server.store_bytes > 0
+        return Limits(self.model, server.max_n, self.max_len, self.vocab_size, most_tokens, stores)
 
     @property
     def view(self) -> EngineView:

@@ -43,7 +43,7 @@ def _asked(options: GenerationRequest) -> Iterator[tuple[str, Grammar]]:
             yield options.format_field, Grammar("json_schema", schema) if schema else Grammar("json_object")
         elif form.type == "json_schema":
             inner = _present(form.json_schema, "response_format.json_schema")
-            schema = _schema_text(inner.schema, "response_format.json_schema.schema")
+            schema = _schema_text(inner.schema, options.schema_field)
             yield options.format_field, Grammar("json_schema", schema) if schema else Grammar("json_object")
         elif form.type == "regex":
             yield options.format_field, Grammar("regex", _present(form.pattern, "response_format.pattern"))

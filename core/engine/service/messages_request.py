@@ -131,7 +131,17 @@ class MessagesOptions(ChatOptions, kw_only=True):
     kind = "messages"
     id_prefix = "msg_"
     fits_output = True
-    format_field = "output_config.format"
+
+    uses_output_format: bool = False
+    """The format of the output came by its older name."""
+
+    @property
+    def format_field(self) -> str:
+        return "output_format" if self.uses_output_format else "output_config.format"
+
+    @property
+    def schema_field(self) -> str:
+        return f"{self.format_field}.schema"
 
 
 def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]]:
@@ -157,6 +167,7 @@ def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]
         tool_choice=_choice(choice),
         parallel_tool_calls=False if choice.disable_parallel_tool_use else None,
         response_format=described,
+        uses_output_format=form is not None and config.format is None,
     )
     return options, _messages(request)
 

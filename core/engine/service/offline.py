@@ -26,8 +26,10 @@ from engine.service.errors import ApiError
 from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
 from engine.service.output import Delta, Output, joined
 from engine.service.output_text import OutputText
-from engine.service.parsing import parse_messages
+from engine.service.parsing import parse_chat
+from engine.service.parts import CallText
 from engine.service.tokenizer import Tokenizer
+from engine.service.tools import ToolUse, tool_grammar, tool_use
 
 
 class GenerationFailed(RuntimeError):
@@ -44,6 +46,8 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...]
     timings: Timings | None
+    calls: tuple[CallText, ...] = ()
+    """Of tools, as :meth:`LLM.chat` was given some; they are no part of :attr:`text`."""
 
 
 def _completion(output: Output, whole: Delta, timings: Timings | None) -> Completion:
@@ -54,6 +58,7 @@ def _completion(output: Output, whole: Delta, timings: Timings | None) -> Comple
         tuple(output.logprobs),
         whole.prompt_logprobs,
         timings,
+        tuple([part for part in whole.parts if isinstance(part, CallText)]),
     )
 
 
@@ -94,6 +99,18 @@ class LLM:
         ``TypeError`` for arguments that make no sense, before anything runs, and :class:`GenerationFailed` if any of
         the prompts failed.
         """
+        return self._generate(prompts, None, stop, priority, cache_salt, sampling)
+
+    def _generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        tools: ToolUse | None,
+        stop: Sequence[str],
+        priority: int,
+        cache_salt: str,
+        sampling: Mapping[str, Any],
+    ) -> list[Completion]:
+        """``tools``: what the outputs may call."""
         if isinstance(prompts, str):
             raise TypeError("prompts is one string; expected a list of prompts")
         params = checked_sampling(sampling, self.info.vocab_size)
@@ -108,10 +125,12 @@ class LLM:
                 EngineRequest(f"offline-{first + i}", tokens, params, priority, cache_salt)
                 for i, tokens in enumerate(texts)
             ]
-            return self._complete(requests, stops)
+            return self._complete(requests, stops, tools)
 
-    def _complete(self, requests: Sequence[EngineRequest], stops: tuple[str, ...]) -> list[Completion]:
-        outputs = {request.request_id: self._output(request, stops) for request in requests}
+    def _complete(
+        self, requests: Sequence[EngineRequest], stops: tuple[str, ...], tools: ToolUse | None
+    ) -> list[Completion]:
+        outputs = {request.request_id: self._output(request, stops, tools) for request in requests}
         try:
             for request in requests:
                 self.core.submit(request)
@@ -122,9 +141,16 @@ class LLM:
                 self.core.step()
         return [done[request_id] for request_id in outputs]
 
-    def _output(self, request: EngineRequest, stops: tuple[str, ...]) -> Output:
-        text = OutputText(self.tokenizer, request.prompt, stops, min_tokens=request.sampling.min_tokens)
-        return Output(text, lambda: self.core.abort([request.request_id], "stop"))
+    def _output(self, request: EngineRequest, stops: tuple[str, ...], tools: ToolUse | None) -> Output:
+        text = OutputText(
+            self.tokenizer,
+            request.prompt,
+            stops,
+            skip_special_tokens=tools is None or not tools.shows_special,
+            min_tokens=request.sampling.min_tokens,
+        )
+        parser = None if tools is None else tools.parser()
+        return Output(text, lambda: self.core.abort([request.request_id], "stop"), parser=parser)
 
     def _run(self, outputs: dict[str, Output]) -> dict[str, Completion]:
         deltas: dict[str, list[Delta]] = {name: [] for name in outputs}
@@ -153,16 +179,29 @@ class LLM:
         messages: Sequence[dict[str, Any]],
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
     ) -> Completion:
-        """Answer a conversation. ``messages`` and ``chat_template_kwargs`` are those of ``/v1/chat/completions``;
-        ``options`` as for :meth:`generate`. Raises ``ValueError`` for what the server refuses, in its words, and what
-        :meth:`generate` raises."""
+        """Answer a conversation. ``messages``, ``chat_template_kwargs``, ``tools`` and ``tool_choice`` are those of
+        ``/v1/chat/completions``, and the completion has the calls; the others are as for :meth:`generate`, a
+        ``grammar`` beside tools that of an output that calls none. Raises ``ValueError`` for what the server refuses,
+        in its words, and what :meth:`generate` raises."""
         try:
-            conversation = parse_messages(messages, chat_template_kwargs)
+            asked = parse_chat(
+                messages, chat_template_kwargs=chat_template_kwargs, tools=tools, tool_choice=tool_choice
+            )
+            use = tool_use(asked.options, self.tokenizer)
+            if use is not None:
+                grammar = checked_sampling(sampling, self.info.vocab_size).grammar
+                sampling["grammar"] = tool_grammar(asked.options, use, self.tokenizer.special_ids, grammar)
         except ApiError as error:
             raise ValueError(error.message) from None
-        return self.generate([self.tokenizer.encode_chat_now(conversation)], **options)[0]
+        prompt = self.tokenizer.encode_chat_now(asked.conversation)
+        return self._generate([prompt], use, stop, priority, cache_salt, sampling)[0]
 
     def stats(self) -> EngineStats:
         """What the engine holds right now: blocks, rows and queues."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -65,17 +66,21 @@ class OllamaRequest(Body, kw_only=True):
     format: str | dict[str, Any] | None = None
     """``json`` or a JSON schema."""
     think: bool | Effort | None = None
+    keep_alive: str | float | None = None
+    """How long Ollama keeps the model loaded. Here it stays."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
-    messages: Annotated[list[OllamaMessage], Meta(min_length=1)]
+    messages: list[OllamaMessage] = msgspec.field(default_factory=list)
+    """None: the model is to be loaded."""
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
-    prompt: Annotated[str, Meta(min_length=1)]
+    prompt: str = ""
+    """None: the model is to be loaded."""
     system: str | None = None
     images: list[Any] | None = None
     suffix: str | None = None
@@ -90,13 +95,23 @@ class OllamaOptions(ChatOptions, kw_only=True):
     kind = "ollama"
     id_prefix = "ollama-"
     fits_output = True
-    format_field = "format"
+
+    done_reason: Literal["", "load", "unload"] = ""
+    """Of a request that asks for no output, but to load or unload the model."""
+
+    @property
+    def format_field(self) -> str:
+        return "format"
+
+    @property
+    def schema_field(self) -> str:
+        return "format"
 
 
 def ollama_chat(request: OllamaChatRequest) -> tuple[OllamaOptions, list[Message]]:
     """Raises :class:`ApiError` ``invalid``."""
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
-    return _options(request, request.tools), messages
+    return _options(request, request.tools, bool(messages)), messages
 
 
 def ollama_generate(request: OllamaGenerateRequest) -> tuple[OllamaOptions, list[Message]]:
@@ -105,10 +120,10 @@ def ollama_generate(request: OllamaGenerateRequest) -> tuple[OllamaOptions, list
         if getattr(request, name):
             raise _unsupported(name)
     system = [Message("system", request.system)] if request.system else []
-    return _options(request, None), [*system, Message("user", request.prompt)]
+    return _options(request, None, bool(request.prompt)), [*system, Message("user", request.prompt)]
 
 
-def _options(request: OllamaRequest, tools: list[Tool] | None) -> OllamaOptions:
+def _options(request: OllamaRequest, tools: list[Tool] | None, asks: bool) -> OllamaOptions:
     if request.logprobs or request.top_logprobs:
         raise _unsupported("logprobs")
     asked = request.options or ModelOptions()
@@ -129,7 +144,13 @@ def _options(request: OllamaRequest, tools: list[Tool] | None) -> OllamaOptions:
         include_reasoning=request.think not in (False, "none"),
         tools=tools,
         response_format=_format(request.format),
+        done_reason="" if asks else "unload" if _is_none(request.keep_alive) else "load",
     )
+
+
+def _is_none(keep_alive: str | float | None) -> bool:
+    """Whether it is no time at all, as a number or with units (``0s``)."""
+    return re.fullmatch(r"-?(?:0+(?:\.0*)?(?:[a-z]+|$))+", str(keep_alive)) is not None
 
 
 def _unsupported(name: str) -> Exception:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.service.output_text import OutputText
 from engine.service.parts import Part, PartParser, Reasoning, Text, merged
+from engine.service.text_runs import TextRuns
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
 
@@ -22,6 +23,8 @@ class ShownToken:
     token: int
     offset: int
     logprobs: TokenLogprobs | None
+    run: int | None = 0
+    """Which of the output's texts for the reader it is of; ``None``: of a thought, or of a call."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -93,6 +96,7 @@ class Output:
         self._index = index
         self._wants_logprobs = wants_logprobs
         self._parser = parser
+        self._runs = TextRuns() if wants_logprobs and parser is not None else None
         self._pending: list[tuple[ShownToken, int]] = []
         self._given: int | None = None
         """Tokens that deltas had so far; ``None`` before the first delta."""
@@ -104,9 +108,11 @@ class Output:
             self.prompt_logprobs = out.prompt_logprobs
         parts = [] if self._text.stopped else self._feed(out)
         if out.finish_reason is not None:
-            parts += self._parts(self._end(out))
-            if self._parser is not None:
-                parts += self._parser.finish()
+            rest = self._end(out)
+            last = [*self._parts(rest), *(self._parser.finish() if self._parser is not None else ())]
+            if self._runs is not None:
+                self._runs.add(rest, last, is_reasoning=False)
+            parts += last
             return None if self.failure else self._delta(merged(parts), self._release())
         shown = self._release()
         return self._delta(merged(parts), shown) if parts or shown else None
@@ -127,7 +133,11 @@ class Output:
             if token == out.stop_token and i == len(out.tokens) - 1:
                 self.stop_token = token
                 break
-            parts += self._parts(self._show(token, logprobs))
+            text = self._show(token, logprobs)
+            new = self._parts(text)
+            if self._runs is not None and self._parser is not None:
+                self._runs.add(text, new, self._parser.is_reasoning)
+            parts += new
             if self._parser is not None and self._parser.is_reasoning:
                 self.reasoning_tokens = len(self.tokens)
             if self._text.stopped:
@@ -147,17 +157,23 @@ class Output:
         return piece
 
     def _release(self) -> tuple[ShownToken, ...]:
-        """Pending tokens whose text is out: after a stop, those that contributed at least a character of it."""
+        """Pending tokens whose text is out, and part of something: after a stop, those that contributed at least a
+        character of it."""
         if not self._pending:
             return ()
-        count, shown = 0, self._text.shown
+        released: list[ShownToken] = []
+        shown, runs, has_ended = self._text.shown, self._runs, self.finish_reason is not None
         for token, end in self._pending:
             if end > shown and not (self._text.stopped and token.offset < shown):
                 break
-            count += 1
-        released = tuple([token for token, _ in self._pending[:count]])
-        del self._pending[:count]
-        return released
+            if runs is None:
+                released.append(token)
+                continue
+            if not has_ended and not runs.is_certain(token.offset, end):
+                break
+            released.append(replace(token, run=runs.run_of(token.offset, end)))
+        del self._pending[: len(released)]
+        return tuple(released)
 
     def _end(self, out: TokensOut) -> str:
         """Note how it ended; returns the rest of the text."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.service.chat_request import settle_tools
 from engine.service.errors import ApiError, bad_request
 from engine.service.messages_request import CountRequest, MessagesOptions, MessagesRequest, messages_chat
 from engine.service.ollama_request import (
@@ -33,7 +34,13 @@ from engine.service.protocol import (
     TokenizeRequest,
     decode,
 )
-from engine.service.responses_request import ResponsesOptions, ResponsesRequest, responses_chat
+from engine.service.responses_request import (
+    ResponsesOptions,
+    ResponsesRequest,
+    input_items,
+    references_of,
+    responses_chat,
+)
 from engine.service.turns import Conversation
 from engine.service.validation import (
     check_bias_size,
@@ -45,6 +52,7 @@ from engine.service.validation import (
     turns_of,
 )
 
+BEYOND_64_BITS = "The request has an integer beyond 64 bits."
 LARGE_NUMBER = re.compile(rb"[0-9]{19}")
 Packed = bytes
 """Token ids as int32 in this machine's byte order."""
@@ -59,6 +67,8 @@ class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
     most_tokens: int
     """Most tokens in one call of ``/tokenize`` or ``/detokenize``."""
+    stores: bool = False
+    """Responses are stored."""
 
 
 class ParsedTurns(msgspec.Struct, frozen=True):
@@ -76,7 +86,13 @@ class ParsedChat(ParsedTurns, frozen=True, tag="chat"):
 
 
 class ParsedResponses(ParsedTurns, frozen=True, tag="responses"):
+    """Of the new input alone: it may go on from a stored response, and refer to items of stored ones."""
+
     options: ResponsesOptions
+    items: bytes = b""
+    """The JSON of the items of the input, with commas between, where the server needs it."""
+    references: tuple[str, ...] = ()
+    """Ids of the items that it refers to, in order."""
 
 
 class ParsedMessages(ParsedTurns, frozen=True, tag="messages"):
@@ -144,8 +160,10 @@ def parse(kind: type[P], body: bytes, limits: Limits) -> P:
         parsed: P = _PARSERS[kind](body, limits)
     except RecursionError:
         raise bad_request("The request is nested too deeply.", code="invalid_value") from None
+    except OverflowError:
+        raise bad_request(BEYOND_64_BITS, code="invalid_value") from None
     if LARGE_NUMBER.search(body) and _has_large_number(body):
-        raise bad_request("The request has an integer beyond 64 bits.", code="invalid_value")
+        raise bad_request(BEYOND_64_BITS, code="invalid_value")
     return parsed
 
 
@@ -166,13 +184,19 @@ def _has_large_number(body: bytes) -> bool:
 def parse_messages(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> Conversation:
     """A conversation of Python's own values, as the body of a request would bring it. ``variables``: its
     ``chat_template_kwargs``. Raises :class:`ApiError` as :func:`parse`."""
-    fields = {"messages": messages, "chat_template_kwargs": variables}
+    return parse_chat(messages, chat_template_kwargs=variables).conversation
+
+
+def parse_chat(messages: Sequence[Mapping[str, Any]], **fields: Any) -> ParsedChat:
+    """A chat of Python's own values, as the body of a request would bring it with these ``fields``. Raises
+    :class:`ApiError` as :func:`parse`."""
     try:
-        body = msgspec.json.encode(fields)
+        body = msgspec.json.encode({"messages": messages} | fields)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise bad_request(f"The conversation cannot be written as JSON: {error}.", "messages") from None
     request = decode(body, ChatRequest)
-    return _conversation(request, request.messages)
+    settle_tools(request)
+    return ParsedChat(_conversation(request, request.messages), _options(request, ChatOptions))
 
 
 def unpack(tokens: Packed) -> tuple[int, ...]:
@@ -192,6 +216,7 @@ def check_model(name: str | None, served: str) -> None:
 
 def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
+    settle_tools(request)
     check_model(request.model, limits.model)
     _check_fan_out(1, request.num_choices(), limits)
     _check_turns(request.messages, limits)
@@ -201,9 +226,12 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
 def _responses(body: bytes, limits: Limits) -> ParsedResponses:
     request = decode(body, ResponsesRequest)
     check_model(request.model, limits.model)
-    options, messages = responses_chat(request)
+    options, messages = responses_chat(request, limits.stores)
     _check_turns(messages, limits)
-    return ParsedResponses(_conversation(options, messages), options)
+    references = references_of(request)
+    needs_items = options.store or options.previous_response_id is not None or bool(references)
+    items = input_items(body) if needs_items else b""
+    return ParsedResponses(_conversation(options, messages), options, items, references)
 
 
 def _messages(body: bytes, limits: Limits) -> ParsedMessages:

@@ -125,21 +125,36 @@ class ChosenFunction(msgspec.Struct):
     name: str
 
 
-class ToolChoice(msgspec.Struct):
-    """The function that must be called."""
-
-    function: ChosenFunction
+class AllowedTool(msgspec.Struct):
     type: str = "function"
+    function: ChosenFunction | None = None
+
+
+class AllowedTools(msgspec.Struct):
+    """Those of the tools that may be called, or of which one must."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Meta(max_length=512)]
+
+
+class ToolChoice(msgspec.Struct):
+    """The function that must be called; in a request perhaps which tools may be."""
+
+    function: ChosenFunction | None = None
+    type: str = "function"
+    allowed_tools: AllowedTools | None = None
 
     @property
     def chosen(self) -> str:
+        assert self.function is not None, "a request without one is refused"
         return self.function.name
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn. ``developer`` is the newer name of ``system``; ``tool`` says what a call came to."""
+    """One turn. ``developer`` is the newer name of ``system``; ``tool`` says what a call came to, and so did once
+    ``function``, with the name of the function."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
@@ -156,7 +171,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     """Calls that an assistant has asked for."""
     tool_call_id: str | None = None
     """The call that a message of the role ``tool`` answers."""
-    function_call: Any = None
+    function_call: MessageFunction | None = None
+    """The older notation of one call."""
     audio: Any = None
 
 
@@ -228,14 +244,12 @@ class CommonOptions(Body, kw_only=True):
 class GenerationRequest(CommonOptions, kw_only=True):
     """What chat and completion requests share."""
 
-    verbatim = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema", "tools"})
+    verbatim = frozenset({"response_format", "structured_outputs", "guided_json", "json_schema", "tools", "functions"})
     kind: ClassVar[str]
     """The kind of request, as routers know it."""
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None] = None
     """Most output tokens of a request that says nothing; ``None``: all the room that the prompt leaves."""
-    format_field: ClassVar[str] = "response_format"
-    """Which field :attr:`response_format` came by."""
     fits_output: ClassVar[bool] = False
     """A request for more output tokens than there is room for gets all the room; otherwise it is refused."""
 
@@ -267,6 +281,16 @@ class GenerationRequest(CommonOptions, kw_only=True):
     def echoes(self) -> bool:
         """Whether the prompt is part of the answer."""
         return False
+
+    @property
+    def format_field(self) -> str:
+        """Which field :attr:`response_format` came by."""
+        return "response_format"
+
+    @property
+    def schema_field(self) -> str:
+        """Which one its schema came by."""
+        return "response_format.json_schema.schema"
 
     def num_choices(self) -> int:
         """Choices of each prompt. Raises :class:`ApiError` ``invalid``."""
@@ -304,6 +328,9 @@ class ChatOptions(GenerationRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """False: one call at most is asked for, and shown."""
+    functions: Annotated[list[Function], Meta(max_length=512)] | None = None
+    """The older name of ``tools``: the answer has ``function_call`` then."""
+    function_call: Literal["none", "auto"] | ChosenFunction | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_completion_tokens"):

@@ -126,7 +126,7 @@ def reasoning_tokens(
         raise bad_request(
             f"{use.syntax.closes!r} is no token of this model, so its thoughts cannot be told from its answer: send "
             "chat_template_kwargs={'enable_thinking': false}, if its template has that.",
-            "thinking_token_budget" if budget is not None else "response_format",
+            "thinking_token_budget" if budget is not None else options.format_field,
         )
     return ReasoningTokens(closes, None if use.place == "within" else opens, budget)
 

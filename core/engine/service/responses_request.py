@@ -1,6 +1,7 @@
 """The body of ``/v1/responses``, and the chat that it asks for.
 
-Nothing is stored between requests: a client sends the whole conversation each time.
+A request that goes on from a stored response is given the whole conversation before it is translated for good: see
+:func:`with_input` and :mod:`engine.service.response_store`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.service.chat_request import check_allowed
 from engine.service.errors import bad_request
 from engine.service.protocol import (
     ChatOptions,
@@ -36,6 +38,8 @@ TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 """Kinds of parts that are text."""
 TOLERATED = re.compile(r"\w+_call|\w+_call_output|mcp_\w+|tool_search_output|compaction")
 """Kinds of items that say what another service did by itself: the model here is not told."""
+REFERENCE = "item_reference"
+"""The kind of an item that stands for one of a stored response, by its id."""
 
 
 class Part(msgspec.Struct):
@@ -48,6 +52,7 @@ class Item(msgspec.Struct):
     """A message, a call, what a call came to, or reasoning."""
 
     type: str = "message"
+    id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[Part] | None = None
     call_id: str | None = None
@@ -114,7 +119,7 @@ class ResponsesRequest(CommonOptions, kw_only=True):
     """``message.output_text.logprobs`` is what this server has; the rest is without effect."""
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    """Without effect: nothing is stored."""
+    """False: nothing of the request and its response is stored. ``None``: they are, if the server stores any."""
     truncation: Literal["auto", "disabled"] | None = None
     """Without effect: nothing of a conversation is left out."""
     stream_options: dict[str, Any] | None = None
@@ -135,19 +140,35 @@ class ResponsesOptions(ChatOptions, kw_only=True):
     kind = "responses"
     id_prefix = "resp_"
     fits_output = True
-    format_field = "text.format"
 
+    store: bool = False
+    """The answer is stored."""
+    previous_response_id: str | None = None
+    """The response that the conversation goes on from."""
     echoed: dict[str, Any] = msgspec.field(default_factory=dict)
     """What the answer repeats of the request."""
 
+    @property
+    def format_field(self) -> str:
+        return "text.format"
 
-def responses_chat(request: ResponsesRequest) -> tuple[ResponsesOptions, list[Message]]:
-    """Raises :class:`ApiError` ``invalid`` for what needs a conversation that this server has stored."""
-    for name in ("previous_response_id", "conversation", "prompt", "background"):
+    @property
+    def schema_field(self) -> str:
+        return "text.format.schema"
+
+
+def responses_chat(request: ResponsesRequest, stores: bool) -> tuple[ResponsesOptions, list[Message]]:
+    """``stores``: the server stores responses. Raises :class:`ApiError` ``invalid`` for what needs a conversation that
+    it has not."""
+    for name in ("conversation", "prompt", "background"):
         if getattr(request, name):
+            raise bad_request(f"{name!r} is not supported; leave it out.", name, "unsupported_parameter")
+    for at, stored in (("previous_response_id", request.previous_response_id), *_references(request)):
+        if stored and not stores:
             raise bad_request(
-                f"{name!r} is not supported: this server stores nothing. Send the whole conversation as 'input'.",
-                name,
+                f"{at!r} needs stored responses, and this server stores none (server.store_bytes=0). Send the whole "
+                "conversation as 'input'.",
+                at,
                 "unsupported_parameter",
             )
     if request.max_output_tokens == 0:
@@ -167,9 +188,51 @@ def responses_chat(request: ResponsesRequest) -> tuple[ResponsesOptions, list[Me
         response_format=_response_format(request.text.format if request.text else None),
         logprobs=wants_logprobs or None,
         top_logprobs=request.top_logprobs if wants_logprobs else None,
+        store=stores and request.store is not False,
+        previous_response_id=request.previous_response_id or None,
         echoed=_echoed(request),
     )
     return options, _messages(request)
+
+
+def references_of(request: ResponsesRequest) -> tuple[str, ...]:
+    """The ids of the items that the input refers to, in order."""
+    return tuple([name for _, name in _references(request)])
+
+
+def _references(request: ResponsesRequest) -> list[tuple[str, str]]:
+    """With their place, which is no empty one's. Raises :class:`ApiError` ``invalid`` for one without an id."""
+    items = request.input if isinstance(request.input, list) else ()
+    places = [(f"input[{i}]", item) for i, item in enumerate(items) if item.type == REFERENCE]
+    return [(at, required(item.id, f"{at}.id")) for at, item in places]
+
+
+def input_items(body: bytes) -> bytes:
+    """The JSON of the items of a request's input, with commas between. Text is an item; none says nothing. Raises
+    :class:`ApiError` ``invalid`` for what was passed over as no field of an item, and is no JSON."""
+    try:
+        given = msgspec.json.decode(body).get("input") or []
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"Invalid value for 'input': {error}.", "input", "invalid_value") from None
+    items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    return msgspec.json.encode(items)[1:-1]
+
+
+def with_input(body: bytes, items: bytes) -> bytes:
+    """The same request with another input: a JSON array of items."""
+    return _with(body, {"input": msgspec.Raw(items)})
+
+
+def self_contained(body: bytes) -> bytes:
+    """The same request, as another server is sent it: its input is whole, and the answer would have an id that only
+    that server knows. So it is to store nothing, and to look for nothing that is stored."""
+    return _with(body, {"store": msgspec.Raw(b"false")}, without="previous_response_id")
+
+
+def _with(body: bytes, fields: dict[str, msgspec.Raw], without: str = "") -> bytes:
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) | fields
+    given.pop(without, None)
+    return msgspec.json.encode(given)
 
 
 def _echoed(request: ResponsesRequest) -> dict[str, Any]:
@@ -210,7 +273,8 @@ def _tools(request: ResponsesRequest) -> tuple[list[Tool], Any]:
         if choice.type == "function":
             choice = ToolChoice(ChosenFunction(required(choice.name, "tool_choice.name")))
         elif choice.type == "allowed_tools":
-            names = {tool.get("name") for tool in choice.tools}
+            names = [str(tool.get("name")) for tool in choice.tools if tool.get("type", "function") == "function"]
+            check_allowed(names, [each[0] for each in functions])
             functions, choice = [each for each in functions if each[0] in names], choice.mode or "auto"
         else:
             at = "tool_choice.type"
@@ -264,7 +328,7 @@ def _add(found: list[Message], item: Item, at: str) -> None:
         thought = "\n".join([part.text or "" for part in parts or ()])
         if thought:
             found.append(Message("assistant", reasoning_content=thought))
-    elif TOLERATED.fullmatch(item.type) is None:
+    elif item.type != REFERENCE and TOLERATED.fullmatch(item.type) is None:
         known = "message, function_call, function_call_output or reasoning"
         raise bad_request(f"{at} has type {item.type[:32]!r}, expected {known}.", at, "invalid_value")
 

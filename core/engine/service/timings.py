@@ -110,6 +110,7 @@ class Account:
             span_id=trace.span_id,
             parameters=parameters,
             engine=engine,
+            ttfo_ms=self.ttfo_ms,
         )
 
     def public(self) -> dict[str, Any]:

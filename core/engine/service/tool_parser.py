@@ -122,7 +122,7 @@ class ToolParser:
 
     def _read_call(self, call: CallReader, final: bool) -> Iterator[Part]:
         text, self._held = self._held, ""
-        is_kept = self._most is None or call.index is not None or self.num_calls < self._most
+        is_kept = self._most is None or (self.num_calls if call.index is None else call.index) < self._most
         for piece in call.feed(text):
             if call.index is None:
                 call.index = self.num_calls

@@ -220,10 +220,11 @@ def _call_schema(syntax: CallSyntax, function: Mapping[str, Any]) -> dict[str, A
 
 
 def _within(schema: Any, place: str) -> Any:
-    """A schema with its own references as they are where it stands at ``place`` of another one."""
+    """A schema with its own references as they are where it stands at ``place`` of another one. Those by an anchor or
+    an ``$id`` stay what they are, and so do all of a part that has an ``$id``: they are of that part."""
     if isinstance(schema, list):
         return [_within(each, place) for each in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or not str(schema.get("$id", "#")).startswith("#"):
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():

@@ -20,7 +20,7 @@ from engine.service.protocol import (
     MessageToolCall,
     TokenizeRequest,
 )
-from engine.service.turns import FunctionCall, TextPart, ToolCall, Turn
+from engine.service.turns import FunctionCall, Role, TextPart, ToolCall, Turn
 
 NO_LIMIT = -1
 MOST_ECHOED = 2**16
@@ -195,20 +195,28 @@ def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
 
 
 def _turn(message: Message, where: str) -> Turn:
-    for name in ("function_call", "audio"):
-        if getattr(message, name):
-            raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
-    role = "system" if message.role == "developer" else message.role
+    if message.audio:
+        raise bad_request(f"'{where}.audio' is not supported by this server.", f"{where}.audio")
+    role: Role
+    answers = message.tool_call_id
+    if message.role == "function":
+        role, answers = "tool", message.name
+        if not answers:
+            raise bad_request(f"'{where}.name' is missing.", f"{where}.name")
+    else:
+        role = "system" if message.role == "developer" else message.role
     if message.content is None and role not in ("assistant", "tool"):
         raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
-    if role == "tool" and not message.tool_call_id:
+    if role == "tool" and not answers:
         raise bad_request(f"'{where}.tool_call_id' is missing.", f"{where}.tool_call_id")
-    if message.tool_calls and role != "assistant":
+    if (message.tool_calls or message.function_call) and role != "assistant":
         raise bad_request(f"'{where}.tool_calls': only an assistant calls tools.", f"{where}.tool_calls")
     content = _content(message.content, where)
     calls = [_call(call) for call in message.tool_calls or ()]
+    if (called := message.function_call) is not None:
+        calls.append(_call(MessageToolCall(called, called.name)))  # its function's message has nothing but the name
     reasoning = message.reasoning_content, message.reasoning
-    return Turn(role, content, message.name, *reasoning, calls, message.tool_call_id)
+    return Turn(role, content, message.name, *reasoning, calls, answers)
 
 
 def _call(call: MessageToolCall) -> ToolCall:

@@ -30,6 +30,7 @@ def latency(title: str, histogram: Metric, says: str = "") -> Panel:
 
 LATENCIES = (
     latency("TTFT", declared.TTFT, "Arrival at the server to the first token leaving for the client."),
+    latency("TTFO", declared.TTFO, "The same to the first text or call that is no thought."),
     latency("ITL", declared.ITL, "Between two output tokens."),
     latency("TPOT", declared.TPOT, "(E2E - TTFT) / (output tokens - 1), of a sequence."),
     latency("E2E", declared.E2E),

@@ -7,6 +7,7 @@ enforce of a JSON schema, and property order is that of the schema.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ MOST_SAID = 300
 MOST_ITEMS = 5000
 """Items of the parser that one mask may take: schemas take few, ambiguous grammars all that they are given, and a mask
 half a second with the library's 50,000."""
+_SOURCE_LINE = re.compile(r"^ *\d+ \| ", re.MULTILINE)
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -67,7 +69,8 @@ class LLGuidance:
         matcher = lib.LLMatcher(tokenizer, source, limits=limits, log_level=0)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(_one_line(matcher.get_error()))
+            said = matcher.get_error()
+            raise GrammarError(_one_line(_without_source(said) if grammar.kind == "calls" else said))
         if not any(first):
             raise GrammarError("no output can follow it")
         return LLGuidanceMatcher(matcher, tokenizer.eos_tokens)
@@ -254,6 +257,12 @@ class LLGuidanceMatcher:
         """The library does not raise: a matcher that is beyond its limits takes no more."""
         if self._matcher.is_error():
             raise GrammarError(_one_line(self._matcher.get_error()))
+
+
+def _without_source(text: str) -> str:
+    """A message without the lines of a grammar that the client has not written, and the place in them."""
+    said = _SOURCE_LINE.split(text, maxsplit=1)[0]
+    return said.rpartition("failed to compile JSON schema: ")[2]
 
 
 def _one_line(text: str) -> str:

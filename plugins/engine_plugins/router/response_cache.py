@@ -26,9 +26,11 @@ ENTRY_BYTES = 512
 """What an entry costs besides its answer: key, table slot, bookkeeping."""
 
 
-SHAPES_NOTHING = frozenset({"request_id", "stream", "stream_options", "return_progress", "priority", "user"})
-"""What may differ between requests with one answer: who asks, how and when it is sent. Text is made
-anew of stored tokens."""
+SHAPES_NOTHING = frozenset({
+    "request_id", "stream", "stream_options", "return_progress", "priority", "user", "store", "previous_response_id",
+})  # fmt: skip
+"""What may differ between requests with one answer: who asks, how and when it is sent, and where the prompt came from.
+Text is made anew of stored tokens."""
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.constraint import Grammar
+from engine.contracts.constraint import Grammar, GrammarError
 from engine.service.parts import CallText, merged
 from engine.service.tool_parser import ToolParser
 from engine.service.tool_syntax import CHANNELS, SYNTAXES, CallSyntax, call_grammar
@@ -38,6 +38,37 @@ OF_A_CALL = {
 class TestLLGuidance(ConstraintConformance):
     def make(self) -> LLGuidance:
         return LLGuidance(LLGuidanceConfig(), self.context())
+
+    @pytest.mark.parametrize("name", ["tagged", "named"])
+    @pytest.mark.parametrize(
+        ("reference", "definition", "root"),
+        [
+            ("#/$defs/X", {}, {"$id": "http://here/"}),
+            ("http://here/#/$defs/X", {}, {"$id": "http://here/"}),
+            ("#x", {"$anchor": "x"}, {}),
+            ("x.json", {"$id": "x.json"}, {}),
+        ],
+    )
+    def test_references_by_anchor_and_id_hold_in_calls(
+        self, name: str, reference: str, definition: dict[str, str], root: dict[str, str]
+    ) -> None:
+        syntax = next(each for each in SYNTAXES if each.name == name)
+        found = {"$defs": {"X": definition | {"type": "integer"}}, "properties": {"city": {"$ref": reference}}}
+        function = {"name": "look_up", "parameters": root | CITY | found}
+        matcher = self.make().compile(call_grammar(syntax, [function], {}))
+        taken = [matcher.advance(token) for token in self.tokens(OF_A_CALL[name])]
+        text = OF_A_CALL[name].replace('"Brno"', "12")
+        assert not all(taken), "a text is no integer"
+        matcher = self.make().compile(call_grammar(syntax, [function], {}))
+        assert all(matcher.advance(token) for token in self.tokens(text))
+
+    @pytest.mark.parametrize(("wrong", "said"), [({"not": {}}, "not"), ({"$ref": "http://other/"}, "http://other/")])
+    def test_what_is_refused_in_calls_is_named_without_their_grammar(self, wrong: dict[str, object], said: str) -> None:
+        syntax = next(each for each in SYNTAXES if each.name == "tagged")
+        function = {"name": "look_up", "parameters": CITY | {"properties": {"city": wrong}}}
+        with pytest.raises(GrammarError, match=said) as error:
+            self.make().compile(call_grammar(syntax, [function], {}))
+        assert [word for word in ("%json", "call0", "|", "x-guidance") if word in str(error.value)] == []
 
     @pytest.mark.parametrize(("most", "text"), [(8, '{ "a" :\n1 }'), (0, '{"a":1}')])
     def test_whitespace_in_json_ends(self, most: int, text: str) -> None:

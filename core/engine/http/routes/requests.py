@@ -15,6 +15,7 @@ from engine.http.incoming import state_of
 from engine.http.state import ServerState
 from engine.service.chrome_trace import chrome_trace
 from engine.service.errors import ApiError, bad_request
+from engine.service.response_store import request_of
 from engine.service.waterfall import MAX_REQUESTS, Waterfall
 
 DEFAULT_COUNT = 32
@@ -36,7 +37,7 @@ async def read_recent(state: ServerState, asked: str) -> dict[str, Any]:
 async def one_request(http: web.Request) -> web.StreamResponse:
     """All sequences of the request whose id a response had, with why the prefix cache had no more of their prompts;
     ``?format=chrome`` for Chrome's and Perfetto's trace viewers."""
-    state, name = state_of(http), http.match_info["request"]
+    state, name = state_of(http), request_of(http.match_info["request"])
     form = http.query.get("format", "json")
     if form not in ("json", "chrome"):
         raise bad_request(f"format={form[:16]!r}: expected json or chrome.", "format")

@@ -1,0 +1,66 @@
+"""Requests that go on from stored responses: what was said before is put in front, and the answer is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from engine.http.bodies import Body
+from engine.http.incoming import client_of, state_of, tenant_of
+from engine.service.parsing import P, ParsedResponses
+from engine.service.response_store import Record, ResponseStore, StoredTurn, Tenant, joined_items
+from engine.service.responses_request import REFERENCE, with_input
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Stores the response to a request."""
+
+    store: ResponseStore
+    items: bytes
+    before: StoredTurn | None
+    tenant: Tenant
+    owner: str
+
+    def keep(self, record: Record | None) -> None:
+        """``record``: the response; ``None``: there is none."""
+        if record is not None:
+            self.store.keep(record, self.items, self.before, self.tenant, self.owner)
+
+
+async def read(kind: type[P], http: web.Request, body: Body) -> tuple[P, Storing | None]:
+    """What a body asks for, and where its answer is stored, if it is. A body that goes on from stored responses becomes
+    one that is whole by itself. Raises :class:`ApiError` like :meth:`ServerState.parse`, and ``not_found`` for what is
+    not stored."""
+    state = state_of(http)
+    whole: P = await state.parse(kind, body)
+    parsed = whole
+    if not isinstance(parsed, ParsedResponses):
+        return whole, None
+    options, store = parsed.options, state.responses
+    tenant = tenant_of(http, options.user, options.cache_salt)
+    before, name = None, options.previous_response_id
+    if name is not None:
+        before = store.find(name, tenant, "previous_response_id")
+    items = b",".join(_resolved(parsed.items, store, tenant)) if parsed.references else parsed.items
+    if before is not None or parsed.references:
+        said = [*(before.history() if before is not None else ()), items]
+        body.become(with_input(body.data, joined_items(said)))
+        whole = await state.parse(kind, body)
+    owner = client_of(http, options.user)
+    return whole, Storing(store, items, before, tenant, owner) if options.store else None
+
+
+def _resolved(items: bytes, store: ResponseStore, tenant: Tenant) -> Iterator[bytes]:
+    """Items with those that they refer to in their place."""
+    for i, item in enumerate(msgspec.json.decode(joined_items([items]), type=list[msgspec.Raw])):
+        about = msgspec.json.decode(item, type=_Reference)
+        yield store.item(about.id or "", tenant, f"input[{i}]") if about.type == REFERENCE else bytes(item)
+
+
+class _Reference(msgspec.Struct):
+    type: str | None = None
+    id: str | None = None

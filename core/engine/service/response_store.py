@@ -1,0 +1,190 @@
+"""Responses that later requests may go on from, in memory: for a while, and within a number of bytes.
+
+The id of a response has a secret part, so that only who got the response knows it; a request of another tenant does not
+find it at all. A response that goes on from another one holds what was said before it, also once that one's own id is
+gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.service.errors import ApiError
+
+Tenant = tuple[str, str]
+"""The ``user``, where it is trusted, and the ``cache_salt`` of a request."""
+ENTRY_BYTES = 1024
+"""What a stored response costs besides its texts: ids, table slots, bookkeeping."""
+SECRET_BYTES = 8
+PREFIX = "resp_"
+REQUEST_DIGITS = 32
+"""Hexadecimal digits that tell a request; those of the secret follow."""
+
+
+def response_id(request_id: str) -> str:
+    """The id of the response to a request, whose own id logs and ``/engine/requests`` show."""
+    return request_id + secrets.token_hex(SECRET_BYTES)
+
+
+def request_of(name: str) -> str:
+    """The request's id in the id of a response; other names stay as they are."""
+    return name[: len(PREFIX) + REQUEST_DIGITS] if name.startswith(PREFIX) else name
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A response that has ended."""
+
+    name: str
+    response: bytes
+    """The JSON of the whole answer."""
+    outputs: bytes
+    """The JSON of the items of its output, as the model is shown them later, with commas between."""
+
+
+@dataclass(slots=True, eq=False)
+class StoredTurn:
+    """What one request brought, and the response to it."""
+
+    record: Record
+    items: bytes
+    """The JSON of the items of the request's input, with commas between."""
+    before: StoredTurn | None
+    """What it went on from."""
+    owner: str
+    """Who sent the request: see :meth:`ResponseStore.keep`."""
+    holders: int = 0
+    """Its own id, while that is known, and the turns that go on from it."""
+
+    @property
+    def size(self) -> int:
+        return ENTRY_BYTES + len(self.items) + len(self.record.outputs) + len(self.record.response)
+
+    def given(self) -> list[bytes]:
+        """The items that the model was given, in order: :attr:`items` of pieces."""
+        return [*(self.before.history() if self.before is not None else ()), self.items]
+
+    def history(self) -> list[bytes]:
+        """The same with the output."""
+        turns: list[StoredTurn] = []
+        turn: StoredTurn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        return [piece for turn in reversed(turns) for piece in (turn.items, turn.record.outputs)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    turn: StoredTurn
+    tenant: Tenant
+    until_s: float
+
+
+class ResponseStore:
+    """Use on the event loop's thread only."""
+
+    def __init__(self, max_bytes: int, keep_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``max_bytes=0``: nothing is stored. ``clock``: seconds."""
+        self._max_bytes = max_bytes
+        self._keep_s = keep_s
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._of_owner: dict[str, OrderedDict[str, None]] = {}
+        self._bytes_of: dict[str, int] = {}
+        self.num_bytes = 0
+        """Of all turns that are held."""
+
+    def keep(self, record: Record, items: bytes, before: StoredTurn | None, tenant: Tenant, owner: str) -> None:
+        """Store a response to ``items``, which went on from ``before``. Where bytes are short the owner that has most
+        of them loses its oldest response first."""
+        self._expire()
+        turn = StoredTurn(record, items, before, owner)
+        self._hold(turn)
+        self._entries[record.name] = _Entry(turn, tenant, self._clock() + self._keep_s)
+        self._of_owner.setdefault(owner, OrderedDict())[record.name] = None
+        while self.num_bytes > self._max_bytes:
+            largest = max(self._of_owner, key=lambda each: self._bytes_of.get(each, 0))
+            self._drop(next(iter(self._of_owner[largest])))
+
+    def find(self, name: str, tenant: Tenant, param: str | None = None) -> StoredTurn:
+        """Raises :class:`ApiError` ``not_found`` naming ``param``, the field that has the id."""
+        self._expire()
+        entry = self._entries.get(name)
+        if entry is None or entry.tenant != tenant:
+            raise ApiError(
+                "not_found",
+                f"Response with id {name[:64]!r} not found: it was never stored here, was deleted, or was dropped. "
+                f"Responses are kept for {self._keep_s:g} s (server.store_s) within {self._max_bytes} bytes "
+                "(server.store_bytes); send the whole conversation as 'input'.",
+                param=param,
+                code="previous_response_not_found" if param else "response_not_found",
+            )
+        return entry.turn
+
+    def item(self, name: str, tenant: Tenant, param: str) -> bytes:
+        """The JSON of an item of a stored response's output, by the item's id. Raises :class:`ApiError` as
+        :meth:`find`."""
+        digits = name.partition("_")[2].rpartition("_")[0]
+        turn = self.find(PREFIX + digits, tenant, param)
+        for item in msgspec.json.decode(b"[" + turn.record.outputs + b"]", type=list[msgspec.Raw]):
+            if msgspec.json.decode(item, type=_Named).id == name:
+                return bytes(item)
+        message = f"Item with id {name[:64]!r} not found: the response that it names has no such item."
+        raise ApiError("not_found", message, param=param, code="item_not_found")
+
+    def forget(self, name: str, tenant: Tenant) -> None:
+        """Raises :class:`ApiError` ``not_found``."""
+        self.find(name, tenant)
+        self._drop(name)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._entries and (oldest := next(iter(self._entries.items())))[1].until_s <= now:
+            self._drop(oldest[0])
+
+    def _drop(self, name: str) -> None:
+        turn: StoredTurn | None = self._entries.pop(name).turn
+        assert turn is not None
+        names = self._of_owner[turn.owner]
+        del names[name]
+        if not names:
+            del self._of_owner[turn.owner]
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                break
+            self._count(turn.owner, -turn.size)
+            turn = turn.before
+
+    def _hold(self, turn: StoredTurn) -> None:
+        """Take it in, and what is before it once more: that may have lost its id meanwhile."""
+        while True:
+            turn.holders += 1
+            if turn.holders > 1:
+                return
+            self._count(turn.owner, turn.size)
+            if turn.before is None:
+                return
+            turn = turn.before
+
+    def _count(self, owner: str, more: int) -> None:
+        self.num_bytes += more
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + more
+        if not self._bytes_of[owner]:
+            del self._bytes_of[owner]
+
+
+class _Named(msgspec.Struct):
+    id: str = ""
+
+
+def joined_items(pieces: Sequence[bytes]) -> bytes:
+    """A JSON array of items in pieces, some of which may be empty."""
+    return b"[" + b",".join([piece for piece in pieces if piece]) + b"]"

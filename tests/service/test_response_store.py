@@ -1,0 +1,157 @@
+"""Responses in memory: whose they are, how long and how many."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.service.errors import ApiError
+from engine.service.response_store import (
+    ENTRY_BYTES,
+    Record,
+    ResponseStore,
+    StoredTurn,
+    joined_items,
+    request_of,
+    response_id,
+)
+
+NOBODY = ("", "")
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def item(name: str) -> bytes:
+    return json.dumps({"id": name}).encode()
+
+
+def keep(
+    store: ResponseStore,
+    name: str,
+    before: StoredTurn | None = None,
+    owner: str = "a",
+    tenant: tuple[str, str] = NOBODY,
+) -> StoredTurn:
+    record = Record(f"resp_{name}", b"{}", item(f"msg_{name}_0"))
+    store.keep(record, item(f"in_{name}"), before, tenant, owner)
+    return store.find(record.name, tenant)
+
+
+def names(store: ResponseStore, *sought: str) -> list[str]:
+    """Those that are found."""
+    found = []
+    for name in sought:
+        try:
+            found.append(store.find(f"resp_{name}", NOBODY).record.name.removeprefix("resp_"))
+        except ApiError as error:
+            assert error.kind == "not_found"
+    return found
+
+
+def test_a_turn_has_everything_said_before_it() -> None:
+    store = ResponseStore(10**6, 60)
+    first = keep(store, "1")
+    second = keep(store, "2", first)
+    said = [each["id"] for each in json.loads(joined_items(keep(store, "3", second).history()))]
+    assert said == ["in_1", "msg_1_0", "in_2", "msg_2_0", "in_3", "msg_3_0"]
+    given = [each["id"] for each in json.loads(joined_items(second.given()))]
+    assert given == ["in_1", "msg_1_0", "in_2"]
+
+
+def test_pieces_without_items_leave_no_comma() -> None:
+    assert joined_items([b"", b"1,2", b"", b"3"]) == b"[1,2,3]" and joined_items([b""]) == b"[]"
+
+
+def test_only_its_tenant_finds_a_response() -> None:
+    store = ResponseStore(10**6, 60)
+    keep(store, "1", tenant=("u", "salt"))
+    for tenant in (NOBODY, ("u", ""), ("", "salt"), ("v", "salt")):
+        with pytest.raises(ApiError) as error:
+            store.find("resp_1", tenant, "previous_response_id")
+        assert (error.value.kind, error.value.code) == ("not_found", "previous_response_not_found")
+        assert "'resp_1'" in error.value.message and "server.store_s" in error.value.message
+        with pytest.raises(ApiError):
+            store.forget("resp_1", tenant)
+    assert store.find("resp_1", ("u", "salt"))
+
+
+def test_a_response_is_gone_when_its_time_is_over() -> None:
+    clock = Clock()
+    store = ResponseStore(10**6, 60, clock)
+    keep(store, "1")
+    clock.now_s = 30
+    keep(store, "2")
+    clock.now_s = 59.9
+    assert names(store, "1", "2") == ["1", "2"]
+    clock.now_s = 60
+    assert names(store, "1", "2") == ["2"]
+    clock.now_s = 90
+    assert names(store, "2") == [] and store.num_bytes == 0
+
+
+def test_the_client_with_most_bytes_loses_its_oldest_response_first() -> None:
+    store = ResponseStore(4 * ENTRY_BYTES + 500, 60)
+    keep(store, "0", owner="small")
+    for name in "123456":
+        keep(store, name, owner="large")
+        assert store.num_bytes <= 4 * ENTRY_BYTES + 500
+    assert names(store, *"0123456") == ["0", "4", "5", "6"]
+
+
+def test_what_was_said_before_is_counted_once_and_kept_as_long_as_it_is_needed() -> None:
+    store = ResponseStore(10**6, 60)
+    first = keep(store, "1")
+    alone = store.num_bytes
+    second = keep(store, "2", first)
+    keep(store, "3", first)
+    assert store.num_bytes == 3 * alone
+    store.forget("resp_1", NOBODY)
+    assert names(store, "1", "2", "3") == ["2", "3"] and store.num_bytes == 3 * alone
+    assert len(second.history()) == 4
+    store.forget("resp_2", NOBODY)
+    assert store.num_bytes == 2 * alone
+    store.forget("resp_3", NOBODY)
+    assert store.num_bytes == 0
+
+
+def test_what_was_dropped_while_it_was_answered_is_counted_again() -> None:
+    store = ResponseStore(10**6, 60)
+    second = keep(store, "2", keep(store, "1"))
+    alone = store.num_bytes // 2
+    for name in ("resp_1", "resp_2"):
+        store.forget(name, NOBODY)
+    assert store.num_bytes == 0
+    keep(store, "3", second)
+    assert store.num_bytes == 3 * alone
+    store.forget("resp_3", NOBODY)
+    assert store.num_bytes == 0
+
+
+def test_a_response_larger_than_the_store_is_not_kept() -> None:
+    store = ResponseStore(ENTRY_BYTES, 60)
+    store.keep(Record("resp_1", b"{}", b""), b"", None, NOBODY, "a")
+    assert names(store, "1") == [] and store.num_bytes == 0
+
+
+def test_an_item_is_found_by_its_id_in_the_response_that_it_names() -> None:
+    store = ResponseStore(10**6, 60)
+    keep(store, "1", tenant=("", "salt"))
+    assert store.item("msg_1_0", ("", "salt"), "input[0]") == item("msg_1_0")
+    for name, tenant in (("msg_1_1", ("", "salt")), ("msg_1_0", NOBODY), ("msg", NOBODY), ("", NOBODY)):
+        with pytest.raises(ApiError) as error:
+            store.item(name, tenant, "input[0]")
+        assert (error.value.kind, error.value.param) == ("not_found", "input[0]")
+
+
+def test_the_id_of_a_response_is_its_requests_and_a_secret() -> None:
+    request = "resp_" + "0123456789abcdef" * 2
+    one, two = response_id(request), response_id(request)
+    assert one != two and one.startswith(request) and len(one) == len(request) + 16
+    assert request_of(one) == request_of(request) == request
+    assert request_of("chatcmpl-" + "a" * 60) == "chatcmpl-" + "a" * 60
