@@ -1,4 +1,5 @@
-"""How many drafts to ask for, and asking drafters on the host."""
+"""How many drafts to ask for, and drafts on the host: what a request's grammar forces (``forcing.py``), else what the
+drafter says."""
 
 from __future__ import annotations
 

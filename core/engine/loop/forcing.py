@@ -1,4 +1,5 @@
-"""What the grammar of an output forces to come next: drafts that cost no model and are seldom rejected."""
+"""What the grammar of an output forces to come next: drafts that cost no model and are seldom rejected.
+``drafting.py`` asks, where the drafter is on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows and blocks: the one module where sequences take and give back rows of the device tables and KV leases."""
+"""Rows and blocks: the one module where sequences take and give back rows of the device tables and KV leases. What
+becomes of a block that is given back, the plugin of slot ``kv_allocator`` says."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ class Pool:
         return tuple([usage.available for usage in self.allocator.usage()])
 
     def commit(self, sequence: Sequence) -> None:
-        """The first ``computed`` tokens are final and may be shared."""
+        """The first ``computed`` tokens are final and may be shared; blocks that a window has passed are given back."""
         assert sequence.lease is not None
         self.allocator.commit(sequence.lease, self._prefix(sequence, sequence.computed))
 

@@ -1,4 +1,5 @@
-"""What requests do to logits before temperature: bias, then penalties, then ``min_tokens``.
+"""What requests do to logits before temperature: bias, then penalties, then ``min_tokens``, which forbids
+end tokens (stop strings: :mod:`engine.service.output_text`).
 
 Penalties follow the common definitions. Presence and frequency look at the output only; repetition divides positive
 and multiplies negative logits of every token in prompt or output (Keskar et al., "CTRL", 2019). A position inside a

@@ -1,4 +1,5 @@
-"""The text of one output as it grows: detokenized, and ended by a stop string. The server and ``LLM`` alike."""
+"""The text of one output as it grows: detokenized, and ended by a stop string, after ``min_tokens``. The server
+and ``LLM`` alike."""
 
 from __future__ import annotations
 

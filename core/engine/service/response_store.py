@@ -1,4 +1,5 @@
-"""Responses that later requests may go on from, in memory: for a while, and within a number of bytes.
+"""Responses that later requests may go on from (``previous_response_id``): in memory, for a while, and within a number
+of bytes.
 
 The id of a response has a secret part, so that only who got the response knows it; a request of another tenant does not
 find it at all. A response that goes on from another one holds what was said before it, also once that one's own id is

@@ -1,6 +1,7 @@
 """How models write calls of tools, and the grammar of an output that must call one.
 
-A model writes calls as its chat template taught it, so the template's own text tells the syntax.
+A model writes calls as its chat template taught it, so the template's own text tells the syntax. A new one is an entry
+of :data:`SYNTAXES`; a new form is a reader in ``call_readers.py``, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The rules, a file for each branch of the decision tree."""
+"""The rules, a file for what is slow.
+
+* ``prompts``, ``queueing``: TTFT. ``decoding``: ITL, the host's gaps between steps and drafts included.
+* ``memory``: preemptions and prefix hits. ``delivery``: the API process and clients. ``machine``: neighbours on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What checkpoints say of themselves, by ``quant_method``: a new method is a file here and a line below."""
+"""What checkpoints say of themselves, by ``quant_method``: a new method is a file here and a line below.
+Where its tensors lie otherwise, ``layouts`` has a file for that; formats made while loading are in ``on_load.py``."""
 
 from __future__ import annotations
 
