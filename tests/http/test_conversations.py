@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import openai
@@ -92,6 +93,31 @@ async def test_an_item_of_a_stored_response_may_be_referred_to() -> None:
         with pytest.raises(openai.NotFoundError) as error:
             await client.responses.create(model=MODEL, input=[user[0], reference])
         assert error.value.param == "input[1]"
+
+
+@in_loop
+async def test_an_item_that_a_response_has_not_is_not_found() -> None:
+    async with running(says("Yes")) as server, api(server) as client:
+        first = await client.responses.create(model=MODEL, input="one")
+        wrong: Any = {"type": "item_reference", "id": first.output[0].id[:-1] + "7"}
+        with pytest.raises(openai.NotFoundError) as error:
+            await client.responses.create(model=MODEL, input=[{"role": "user", "content": "two"}, wrong])
+    assert (error.value.param, error.value.code) == ("input[1]", "item_not_found")
+
+
+@in_loop
+async def test_many_references_to_a_long_item_take_no_more_than_a_body_may_have() -> None:
+    async with running(says("Yes" * 1000), max_body_bytes=2**20) as server:
+        first = json.loads((await server.post(PATH, {"model": MODEL, "input": "one"}))[2])
+        references = [{"type": "item_reference", "id": first["output"][0]["id"]}] * 9000
+        tracemalloc.start()
+        try:
+            status, _, answer = await server.post(PATH, {"model": MODEL, "input": references})
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (status, json.loads(answer)["error"]["code"]) == (413, "request_too_large")
+    assert most < 2**23 + 2**22, "9000 times the item are more"
 
 
 @in_loop

@@ -92,3 +92,35 @@ def test_a_forced_token_that_is_none_ends_its_own_request() -> None:
     outputs, errors, _, _ = outputs_with((VOCAB,))
     assert len(errors) == 1 and "forced tokens" in errors[0] and str(VOCAB) in errors[0]
     assert len(outputs["plain"]) == 12 and len(outputs["forced"]) < 12
+
+
+class Asked(Counting):
+    """Notes each question."""
+
+    questions: list[int]
+
+    def forced(self) -> Sequence[int]:
+        self.questions.append(len(self.taken))
+        super().forced()
+        return ()
+
+
+def test_a_step_asks_no_more_grammars_once_some_took_as_long_as_one_may() -> None:
+    questions: list[int] = []
+
+    def matcher_of(sampling: SamplingParams, stop_ids: Sequence[int]) -> Asked:
+        matcher = Asked((), slow_s=0.6 * MOST_S)
+        matcher.questions = questions
+        return matcher
+
+    engine = exact_engine("drafter=ngram", "drafter.adaptive=false", matcher_of=matcher_of)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, grammar=Grammar("regex"))
+    for number in range(6):
+        engine.core.submit(EngineRequest(f"r{number}", (4, 5, 6 + number), sampling))
+    in_steps: list[int] = []
+    while engine.core.has_work:
+        before = len(questions)
+        engine.core.step()
+        in_steps.append(len(questions) - before)
+    engine.core.close()
+    assert max(in_steps) in (1, 2), "of 6 requests"

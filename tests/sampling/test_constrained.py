@@ -83,6 +83,16 @@ def test_matchers_of_outputs_that_never_begin_are_let_go() -> None:
     assert constraint.compiled == ["a", "b", "c", "a"]
 
 
+def test_outputs_that_take_two_matchers_keep_as_many_ready() -> None:
+    constraint = Counting()
+    grammars = Grammars(constraint, 2, per_output=2)
+    for text in ("a", "b"):
+        grammars.prepare(Grammar("regex", text))
+    for text in ("a", "a", "b", "b"):
+        grammars.matcher(Grammar("regex", text))
+    assert constraint.compiled == ["a", "a", "b", "b"], "none had to be compiled again"
+
+
 def test_a_wrong_grammar_is_not_kept() -> None:
     grammars = Grammars(Counting(), 2)
     for ask in (grammars.prepare, grammars.matcher, grammars.prepare):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.service.call_readers import LONGEST_NAME, CallReader, MarkedReader, NamedReader, reader_of
-from engine.service.tool_syntax import SYNTAXES
+from engine.service.tool_syntax import SYNTAXES, CallSyntax
 
 BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
 TYPES = {"s": {"type": "string"}, "n": {"type": "integer"}, "any": {}}
@@ -97,3 +97,18 @@ def test_keywords_are_the_properties_of_an_object(arguments: dict[str, Any], dat
         at, to = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
         found, reader = literal([text[:at], text[at:to], text[to:]])
         assert reader.ended and not reader.rest and json.loads("".join(found)) == arguments
+
+
+def test_a_quote_that_begins_with_another_one_is_told_from_it_however_it_is_cut() -> None:
+    syntax = CallSyntax(opens="<", form="literal", after_name="(", after_key="=", ends=")", quote="''")
+    for values in ("s='', '')", "s=['', ''])"):
+        text, found = "f(" + values, set()
+        for pieces in ([text], text):
+            reader = reader_of(syntax, {"f": {}})
+            parts = []
+            for piece in pieces:
+                for part in reader.feed(piece):
+                    reader.index = 0
+                    parts.append(part)
+            found.add("".join(parts))
+        assert len(found) == 1 and ", " in found.pop()

@@ -139,13 +139,14 @@ def test_a_response_larger_than_the_store_is_not_kept() -> None:
     assert names(store, "1") == [] and store.num_bytes == 0
 
 
-def test_an_item_is_found_by_its_id_in_the_response_that_it_names() -> None:
+def test_the_id_of_an_item_names_its_response() -> None:
     store = ResponseStore(10**6, 60)
-    keep(store, "1", tenant=("", "salt"))
-    assert store.item("msg_1_0", ("", "salt"), "input[0]") == item("msg_1_0")
-    for name, tenant in (("msg_1_1", ("", "salt")), ("msg_1_0", NOBODY), ("msg", NOBODY), ("", NOBODY)):
+    turn = keep(store, "1", tenant=("", "salt"))
+    assert store.of_item("msg_1_0", ("", "salt"), "input[0]") is turn
+    assert {name: bytes(found) for name, found in turn.outputs().items()} == {"msg_1_0": item("msg_1_0")}
+    for name, tenant in (("msg_1_0", NOBODY), ("msg", NOBODY), ("", NOBODY)):
         with pytest.raises(ApiError) as error:
-            store.item(name, tenant, "input[0]")
+            store.of_item(name, tenant, "input[0]")
         assert (error.value.kind, error.value.param) == ("not_found", "input[0]")
 
 

@@ -58,7 +58,7 @@ class CallsGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """An output need not call: text stands around calls, or instead. ``opens`` begins a call wherever it stands; where
     it is empty, an output that begins with a bracket is calls alone."""
     text_tokens: tuple[int, ...] = ()
-    """Special tokens that may stand in that text, if ``opens`` is one."""
+    """Special tokens that may stand in that text, if ``opens`` is one; where it is empty, before and after all."""
     otherwise: dict[str, Any] | None = None
     """JSON of this schema may stand instead of calls, or must where there are no :attr:`schemas`."""
     answer: tuple[str | int, ...] = ()

@@ -42,9 +42,13 @@ class Body:
 
     def become(self, data: bytes) -> None:
         """Have these bytes from here on. Raises :class:`ApiError` as reading them would."""
-        self._bodies.check_size(len(data))
+        self.check_size(len(data))
         self.count(len(data))
         self.data = data
+
+    def check_size(self, size: int) -> None:
+        """Raises :class:`ApiError` 413 for more bytes than a body may have."""
+        self._bodies.check_size(size)
 
     def forget(self) -> None:
         """Drop the bytes, which were parsed; what was made of them still counts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -10,9 +9,10 @@ from aiohttp import web
 
 from engine.http.bodies import Body
 from engine.http.incoming import client_of, state_of, tenant_of
+from engine.service.errors import ApiError
 from engine.service.parsing import P, ParsedResponses
 from engine.service.response_store import Record, ResponseStore, StoredTurn, Tenant, joined_items
-from engine.service.responses_request import REFERENCE, with_input
+from engine.service.responses_request import with_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ async def read(kind: type[P], http: web.Request, body: Body) -> tuple[P, Storing
     before, name = None, options.previous_response_id
     if name is not None:
         before = store.find(name, tenant, "previous_response_id")
-    items = b",".join(_resolved(parsed.items, store, tenant)) if parsed.references else parsed.items
+    items = _resolved(parsed, store, tenant, body) if parsed.references else parsed.items
     if before is not None or parsed.references:
         said = [*(before.history() if before is not None else ()), items]
         body.become(with_input(body.data, joined_items(said)))
@@ -54,13 +54,20 @@ async def read(kind: type[P], http: web.Request, body: Body) -> tuple[P, Storing
     return whole, Storing(store, items, before, tenant, owner) if options.store else None
 
 
-def _resolved(items: bytes, store: ResponseStore, tenant: Tenant) -> Iterator[bytes]:
-    """Items with those that they refer to in their place."""
-    for i, item in enumerate(msgspec.json.decode(joined_items([items]), type=list[msgspec.Raw])):
-        about = msgspec.json.decode(item, type=_Reference)
-        yield store.item(about.id or "", tenant, f"input[{i}]") if about.type == REFERENCE else bytes(item)
-
-
-class _Reference(msgspec.Struct):
-    type: str | None = None
-    id: str | None = None
+def _resolved(parsed: ParsedResponses, store: ResponseStore, tenant: Tenant, body: Body) -> bytes:
+    """The items of a body with those that they refer to in their place: a short reference may stand for a long item,
+    many times, so their bytes are limited as those of a body are."""
+    items = msgspec.json.decode(joined_items([parsed.items]), type=list[msgspec.Raw])
+    known: dict[StoredTurn, dict[str, msgspec.Raw]] = {}
+    size = 0
+    for at, name in parsed.references:
+        param = f"input[{at}]"
+        turn = store.of_item(name, tenant, param)
+        outputs = known[turn] if turn in known else known.setdefault(turn, turn.outputs())
+        if name not in outputs:
+            message = f"Item with id {name[:64]!r} not found: the response that it names has no such item."
+            raise ApiError("not_found", message, param=param, code="item_not_found")
+        items[at] = outputs[name]
+        size += len(bytes(items[at]))
+        body.check_size(size)
+    return msgspec.json.encode(items)[1:-1]

@@ -3,6 +3,7 @@ drafter says."""
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.contracts.drafter import Draft, Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
-from engine.loop.forcing import Forcing, MatcherOf
+from engine.loop.forcing import MOST_S, Forcing, MatcherOf
 from engine.loop.sequence import Sequence
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import StepPlan, StepResult
@@ -136,10 +137,11 @@ class Drafting:
         return failed
 
     def _propose(self, drafter: HostDrafter, sequences: list[Sequence], asked: int) -> None:
-        about = []
+        about, begun_s = [], time.thread_time()
         for sequence in sequences:
             most = min(asked, sequence.max_drafts)
-            sequence.propose(forced := self._forced(sequence, most) if most else ())
+            may_ask = most > 0 and time.thread_time() - begun_s < MOST_S
+            sequence.propose(forced := self._forced(sequence, most) if may_ask else ())
             if most and not forced:
                 about.append(sequence)
         if not about:

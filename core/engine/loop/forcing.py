@@ -13,7 +13,8 @@ from engine.contracts.request import SamplingParams
 MatcherOf = Callable[[SamplingParams, Sequence[int]], Matcher | None]
 """``(sampling, stop_ids)``: a matcher at the beginning of an output; ``None``: anything may come."""
 MOST_S = 0.02
-"""CPU time of one question; a grammar that takes longer is not asked again."""
+"""CPU time of one question; a grammar that takes longer is not asked again. Once the questions of a step have taken so
+long the other requests of that step are not asked about."""
 
 
 @dataclass(slots=True)

@@ -44,13 +44,12 @@ class Grammars:
     """
 
     def __init__(self, constraint: Constraint, max_ready: int, per_output: int = 1) -> None:
-        """``max_ready``: most matchers that are kept for outputs that have not begun; ``per_output``: how many each
+        """``max_ready``: most outputs that have not begun for which matchers are kept; ``per_output``: how many each
         takes, two where what it forces is drafted."""
         self._constraint = constraint
         self._per_output = per_output
-        self._max_ready = max_ready
         self._lock = threading.Lock()
-        self._ready: deque[tuple[Grammar, Matcher]] = deque(maxlen=max_ready)
+        self._ready: deque[tuple[Grammar, Matcher]] = deque(maxlen=max_ready * per_output)
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile a grammar for an output that begins soon. Raises :class:`GrammarError`."""

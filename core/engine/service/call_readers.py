@@ -429,13 +429,11 @@ class LiteralReader(ParameterReader):
             return
         if not self._at:
             self._held = self._held.lstrip()
-            are = [begins(self._held, 0, quote) for quote in self._quotes]
-            if True in are:
-                self._string = self._quotes[are.index(True)]
-                self._held = self._held[len(self._string) :]
+            quote = _first_of(self._quotes, self._held, 0)
+            if quote:
+                self._string, self._held = quote, self._held[len(quote) :]
                 yield '"'
-                return
-            if None in are:
+            if quote is None or quote:
                 return
         if (at := self._value_end()) is not None:
             value = self._held[:at].strip()
@@ -486,17 +484,26 @@ class LiteralReader(ParameterReader):
     def _between_strings(self) -> int | None:
         """0 at the end of the value."""
         sought = self._quotes if self._depth else (*self._quotes, self._syntax.ends)
-        are = [begins(self._held, self._at, text) for text in sought]
-        if True in are:
-            self._within = sought[are.index(True)] if are.index(True) < len(self._quotes) else ""
+        found = _first_of(sought, self._held, self._at)
+        if found:
+            self._within = found if found in self._quotes else ""
             return len(self._within)
-        if None in are:
+        if found is None:
             return None
         character = self._held[self._at]
         if not self._depth and character in ",)]}":
             return 0
         self._depth += (character in "([{") - (character in ")]}")
         return 1
+
+
+def _first_of(sought: Iterable[str], text: str, at: int) -> str | None:
+    """The first of several texts that stands at ``at``; empty: none does. ``None``: more text must tell, as one of them
+    may begin another."""
+    for each in sought:
+        if (stands := begins(text, at, each)) is not False:
+            return each if stands else None
+    return ""
 
 
 def _refuse(constant: str) -> None:

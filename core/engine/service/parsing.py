@@ -91,8 +91,8 @@ class ParsedResponses(ParsedTurns, frozen=True, tag="responses"):
     options: ResponsesOptions
     items: bytes = b""
     """The JSON of the items of the input, with commas between, where the server needs it."""
-    references: tuple[str, ...] = ()
-    """Ids of the items that it refers to, in order."""
+    references: tuple[tuple[int, str], ...] = ()
+    """The items that it refers to: where among :attr:`items`, and their ids."""
 
 
 class ParsedMessages(ParsedTurns, frozen=True, tag="messages"):

@@ -63,6 +63,11 @@ class StoredTurn:
     holders: int = 0
     """Its own id, while that is known, and the turns that go on from it."""
 
+    def outputs(self) -> dict[str, msgspec.Raw]:
+        """The items of the output by their ids."""
+        items = msgspec.json.decode(b"[" + self.record.outputs + b"]", type=list[msgspec.Raw])
+        return {msgspec.json.decode(item, type=_Named).id: item for item in items}
+
     @property
     def size(self) -> int:
         return ENTRY_BYTES + len(self.items) + len(self.record.outputs) + len(self.record.response)
@@ -129,16 +134,10 @@ class ResponseStore:
             )
         return entry.turn
 
-    def item(self, name: str, tenant: Tenant, param: str) -> bytes:
-        """The JSON of an item of a stored response's output, by the item's id. Raises :class:`ApiError` as
+    def of_item(self, name: str, tenant: Tenant, param: str) -> StoredTurn:
+        """The stored response whose output has, or had, an item of this id. Raises :class:`ApiError` as
         :meth:`find`."""
-        digits = name.partition("_")[2].rpartition("_")[0]
-        turn = self.find(PREFIX + digits, tenant, param)
-        for item in msgspec.json.decode(b"[" + turn.record.outputs + b"]", type=list[msgspec.Raw]):
-            if msgspec.json.decode(item, type=_Named).id == name:
-                return bytes(item)
-        message = f"Item with id {name[:64]!r} not found: the response that it names has no such item."
-        raise ApiError("not_found", message, param=param, code="item_not_found")
+        return self.find(PREFIX + name.partition("_")[2].rpartition("_")[0], tenant, param)
 
     def forget(self, name: str, tenant: Tenant) -> None:
         """Raises :class:`ApiError` ``not_found``."""

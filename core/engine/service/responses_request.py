@@ -163,7 +163,8 @@ def responses_chat(request: ResponsesRequest, stores: bool) -> tuple[ResponsesOp
     for name in ("conversation", "prompt", "background"):
         if getattr(request, name):
             raise bad_request(f"{name!r} is not supported; leave it out.", name, "unsupported_parameter")
-    for at, stored in (("previous_response_id", request.previous_response_id), *_references(request)):
+    references = [(f"input[{i}]", name) for i, name in references_of(request)[:1]]
+    for at, stored in (("previous_response_id", request.previous_response_id), *references):
         if stored and not stores:
             raise bad_request(
                 f"{at!r} needs stored responses, and this server stores none (server.store_bytes=0). Send the whole "
@@ -195,16 +196,12 @@ def responses_chat(request: ResponsesRequest, stores: bool) -> tuple[ResponsesOp
     return options, _messages(request)
 
 
-def references_of(request: ResponsesRequest) -> tuple[str, ...]:
-    """The ids of the items that the input refers to, in order."""
-    return tuple([name for _, name in _references(request)])
-
-
-def _references(request: ResponsesRequest) -> list[tuple[str, str]]:
-    """With their place, which is no empty one's. Raises :class:`ApiError` ``invalid`` for one without an id."""
+def references_of(request: ResponsesRequest) -> tuple[tuple[int, str], ...]:
+    """The items that the input refers to: where in it, and their ids. Raises :class:`ApiError` ``invalid`` for one
+    without an id."""
     items = request.input if isinstance(request.input, list) else ()
-    places = [(f"input[{i}]", item) for i, item in enumerate(items) if item.type == REFERENCE]
-    return [(at, required(item.id, f"{at}.id")) for at, item in places]
+    places = [(i, item) for i, item in enumerate(items) if item.type == REFERENCE]
+    return tuple([(i, required(item.id, f"input[{i}].id")) for i, item in places])
 
 
 def input_items(body: bytes) -> bytes:

@@ -207,7 +207,9 @@ def _text_around(calls: CallsGrammar) -> tuple[str, list[str]]:
         return "after | calls", [f"after: {_fixed(calls.answer)} /(?s:.*)/"]
     if not calls.opens:
         bracket = r"\[" if any(begin[0] == "[" for begin in calls.begins) else "{"
-        return "after | calls", [rf"after: /\s*([^{bracket}\s](?s:.*))?/"]
+        around = " | ".join(f"<[{token}]>" for token in calls.text_tokens)
+        start = f"({around})? (after | calls) ({around})?" if around else "after | calls"
+        return start, [rf"after: /\s*([^{bracket}\s](?s:.*))?/"]
     if calls.opens_token is not None:
         special = " | ".join(f"<[{token}]>" for token in calls.text_tokens)
         after = f"after: TEXT? (({special}) TEXT?)*" if special else "after: TEXT?"

@@ -184,6 +184,19 @@ class TestLLGuidance(ConstraintConformance):
         assert not follows(text.replace("look_up", "delete"))
         assert syntax.form in ("marked", "literal") or not follows(text.replace('"Brno"', "12"))
 
+    def test_special_tokens_may_stand_around_calls_that_nothing_opens(self) -> None:
+        pythonic = next(syntax for syntax in SYNTAXES if syntax.name == "pythonic")
+        begins, ends, *_ = (token for token in self.specials() if token not in self.ends)
+        ids = dict(zip(pythonic.wraps, (begins, ends), strict=True))
+        grammar = call_grammar(pythonic, [{"name": "look_up", "parameters": CITY}], ids, in_text=True)
+        made, call = LLGuidance(LLGuidanceConfig(), self.context()), self.tokens(OF_A_CALL["pythonic"])
+        for output in (call, [begins, *call, ends], [begins, *call], self.tokens("Hello ["), []):
+            matcher = made.compile(grammar)
+            assert all(matcher.advance(token) for token in [*output, self.ends[0]])
+        matcher = made.compile(grammar)
+        other = self.tokens(OF_A_CALL["pythonic"].replace("look_up", "delete"))
+        assert not all(matcher.advance(token) for token in [begins, *other])
+
     def specials(self) -> list[int]:
         added = json.loads((Path(self.context().model.path) / "tokenizer.json").read_text())["added_tokens"]
         return [token["id"] for token in added if token["special"]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -41,17 +42,23 @@ async def input_items(http: web.Request) -> web.StreamResponse:
         raise bad_request(f"limit={limit[:16]!r}: expected a number from 1 to {MOST_ITEMS}.", "limit")
     if order not in ("asc", "desc"):
         raise bad_request(f"order={order[:16]!r}: expected asc or desc.", "order")
+    # A long conversation may have a hundred thousand items.
+    return json_response(await asyncio.to_thread(_page, turn, int(limit), order == "asc", http.query.get("after")))
+
+
+def _page(turn: StoredTurn, limit: int, is_ascending: bool, after: str | None) -> dict[str, Any]:
+    """Raises :class:`ApiError` ``invalid`` where there is no item ``after``."""
     digits = turn.record.name.partition("_")[2]
     given = msgspec.json.decode(joined_items(turn.given()), type=list[msgspec.Raw])
-    items = [*enumerate(given)] if order == "asc" else [*enumerate(given)][::-1]
-    if (after := http.query.get("after")) is not None:
+    items = [*enumerate(given)] if is_ascending else [*enumerate(given)][::-1]
+    if after is not None:
         at = next((i for i, (place, item) in enumerate(items) if _about(item, digits, place).id == after), None)
         if at is None:
             raise bad_request(f"after={after[:64]!r}: there is no such item.", "after")
         items = items[at + 1 :]
-    shown = [_listed(item, _about(item, digits, place)) for place, item in items[: int(limit)]]
+    shown = [_listed(item, _about(item, digits, place)) for place, item in items[:limit]]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return json_response({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
+    return {"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)}
 
 
 def _found(http: web.Request) -> StoredTurn:
