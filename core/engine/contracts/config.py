@@ -216,7 +216,7 @@ class ConstraintConfig(SlotConfig):
     """How deep a JSON schema may be nested."""
     compile_s: float = 2.0
     """CPU time that a grammar may take to be compiled."""
-    mask_ms: float = 20.0
+    mask_ms: float = 5.0
     """CPU time that the masks of a request may take in the mean, beyond half a second in all."""
     max_cached: int = 64
     """Verdicts on grammars that are kept for further requests, and compiled ones for requests that have not begun."""
