@@ -163,7 +163,7 @@ class _TakesAll(Place):
         return True
 
 
-@mutant(Suite, UNCHANGED, raises=(StopIteration,))
+@mutant(Suite, UNCHANGED, raises=GrammarError)
 class TakesAll(Constraint):
     """Says that it has taken what it has not."""
 
