@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.contracts.constraint import Grammar
+from engine.contracts.constraint import Grammar, GrammarError
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.forcing import MOST_S, Forcing
 from tests.laws.harness import VOCAB, exact_engine
@@ -16,8 +16,11 @@ from tests.laws.harness import VOCAB, exact_engine
 class Counting:
     """After ``n`` comes ``n + 1``, up to 9. Any token is allowed."""
 
-    def __init__(self, forces: Sequence[int] | None = None, slow_s: float = 0.0) -> None:
+    def __init__(
+        self, forces: Sequence[int] | None = None, slow_s: float = 0.0, raises: Exception | None = None
+    ) -> None:
         self.taken: list[int] = []
+        self._raises = raises
         self._forces, self._slow_s = forces, slow_s
 
     def advance(self, token: int) -> bool:
@@ -31,6 +34,8 @@ class Counting:
         raise AssertionError("no mask is wanted")
 
     def forced(self) -> Sequence[int]:
+        if self._raises is not None:
+            raise self._raises
         begun_s = time.thread_time()
         while time.thread_time() - begun_s < self._slow_s:
             pass
@@ -48,8 +53,8 @@ def test_the_matcher_takes_each_token_once() -> None:
 def test_nothing_is_forced_once_a_matcher_cannot_go_on() -> None:
     forbidden = Forcing(Counting())
     assert list(forbidden.after([60], 0)) == [] and list(forbidden.after([60, 1], 0)) == []
-    failing = Forcing(Counting())
-    assert list(failing.after([], 0)) == [] and failing.matcher is None
+    limited = Forcing(Counting(raises=GrammarError("too hard")))
+    assert list(limited.after([1], 0)) == [] and limited.matcher is None
     assert list(Forcing(None).after([1], 0)) == []
 
 
@@ -58,10 +63,12 @@ def test_a_matcher_that_is_slow_is_not_asked_again() -> None:
     assert list(forcing.after([8], 0)) == [9] and list(forcing.after([8], 0)) == []
 
 
-def outputs_with(forces: Sequence[int]) -> tuple[dict[str, list[int]], list[str], int, int]:
+def outputs_with(
+    forces: Sequence[int], raises: Exception | None = None
+) -> tuple[dict[str, list[int]], list[str], int, int]:
     """Outputs, errors, and drafts verified and accepted, where an n-gram drafter drafts."""
     overrides = ("drafter=ngram", "drafter.adaptive=false")
-    engine = exact_engine(*overrides, matcher_of=lambda sampling, stop_ids: Counting(forces))
+    engine = exact_engine(*overrides, matcher_of=lambda sampling, stop_ids: Counting(forces, raises=raises))
     sampling = SamplingParams(max_tokens=12, temperature=0.0)
     requests = [
         EngineRequest("plain", (1, 2, 3), sampling),
@@ -91,6 +98,12 @@ def test_forced_tokens_are_drafts_and_change_no_output() -> None:
 def test_a_forced_token_that_is_none_ends_its_own_request() -> None:
     outputs, errors, _, _ = outputs_with((VOCAB,))
     assert len(errors) == 1 and "forced tokens" in errors[0] and str(VOCAB) in errors[0]
+    assert len(outputs["plain"]) == 12 and len(outputs["forced"]) < 12
+
+
+def test_a_matcher_that_fails_ends_its_own_request_with_its_reason() -> None:
+    outputs, errors, _, _ = outputs_with((), ZeroDivisionError("by zero"))
+    assert len(errors) == 1 and "ZeroDivisionError" in errors[0]
     assert len(outputs["plain"]) == 12 and len(outputs["forced"]) < 12
 
 

@@ -140,8 +140,7 @@ class Drafting:
         about, begun_s = [], time.thread_time()
         for sequence in sequences:
             most = min(asked, sequence.max_drafts)
-            may_ask = most > 0 and time.thread_time() - begun_s < MOST_S
-            sequence.propose(forced := self._forced(sequence, most) if may_ask else ())
+            sequence.propose(forced := self._forced(sequence, most, begun_s) if most else ())
             if most and not forced:
                 about.append(sequence)
         if not about:
@@ -158,18 +157,20 @@ class Drafting:
         for sequence, tokens in zip(about, drafts, strict=True):
             sequence.propose(tokens)
 
-    def _forced(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """What the grammar of a request says that comes next."""
+    def _forced(self, sequence: Sequence, most: int, begun_s: float) -> tuple[int, ...]:
+        """What the grammar of a request says that comes next. ``begun_s``: when asking about the step's requests did,
+        of this thread's time."""
         sampling = sequence.request.sampling
-        if self._matcher_of is None or sampling.grammar is None:
+        if self._matcher_of is None or sampling.grammar is None or time.thread_time() - begun_s > MOST_S:
             return ()
-        if sequence.forcing is None:
-            try:
+        try:
+            if sequence.forcing is None:
                 sequence.forcing = Forcing(self._matcher_of(sampling, tuple(sequence.stop_ids)))
-            except Exception:  # a plugin may fail in any way; the request ends where its masks are made
-                sequence.forcing = Forcing(None)
-        found = tuple(sequence.forcing.after(sequence.tokens, sequence.prompt_len))[:most]
-        if problem := self._problem(found, most):
+            found = tuple(sequence.forcing.after(sequence.tokens, sequence.prompt_len))[:most]
+            problem = self._problem(found, most)
+        except Exception as error:  # a plugin may fail in any way; the request fails, not the step of others
+            found, problem = (), describe_error(error)
+        if problem:
             self._failed.append((sequence, f"the grammar's forced tokens: {problem}"))
             return ()
         return found

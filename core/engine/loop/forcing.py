@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.contracts.constraint import Matcher
+from engine.contracts.constraint import GrammarError, Matcher
 from engine.contracts.request import SamplingParams
 
 MatcherOf = Callable[[SamplingParams, Sequence[int]], Matcher | None]
@@ -25,15 +25,15 @@ class Forcing:
     num_taken: int = 0
 
     def after(self, tokens: Sequence[int], prompt_len: int) -> Sequence[int]:
-        """What comes after all of an output's tokens. Empty where nothing is certain, and for good once the matcher
-        cannot go on: the one that makes the masks cannot, either, and its request is told why."""
+        """What comes after all of an output's tokens. Empty where nothing is certain, and for good once the matcher has
+        reached its limits or takes a token no more: where the one that makes the masks does, too, it says why."""
         if self.matcher is None:
             return ()
         begun_s, matcher = time.thread_time(), self.matcher
         try:
             follows = all(matcher.advance(token) for token in tokens[prompt_len + self.num_taken :])
             found = matcher.forced() if follows else ()
-        except Exception:  # a plugin may fail in any way
+        except GrammarError:
             follows, found = False, ()
         self.num_taken = len(tokens) - prompt_len
         if not follows or time.thread_time() - begun_s > MOST_S:

@@ -160,7 +160,7 @@ class TestLLGuidance(ConstraintConformance):
     def test_calls_in_text_follow_the_grammar_of_their_syntax(self, syntax: CallSyntax, special: bool) -> None:
         """``special``: what opens a call is a special token, and so is what may stand in the text."""
         if special and not syntax.opens:
-            return
+            pytest.skip("nothing opens a call")
         opens, around, *_ = (token for token in self.specials() if token not in self.ends)
         ids = {syntax.opens: opens, **dict.fromkeys(syntax.wraps, around)} if special else {}
         functions = [{"name": "look_up", "parameters": CITY}, {"name": "now"}]
