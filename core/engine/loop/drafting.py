@@ -137,11 +137,11 @@ class Drafting:
         return failed
 
     def _propose(self, drafter: HostDrafter, sequences: list[Sequence], asked: int) -> None:
-        about, begun_s = [], time.thread_time()
+        forced = self._forced([s for s in sequences if s.request.sampling.grammar is not None], asked)
+        about = []
         for sequence in sequences:
-            most = min(asked, sequence.max_drafts)
-            sequence.propose(forced := self._forced(sequence, most, begun_s) if most else ())
-            if most and not forced:
+            sequence.propose(ahead := forced.get(sequence, ()))
+            if not ahead and min(asked, sequence.max_drafts):
                 about.append(sequence)
         if not about:
             return
@@ -157,22 +157,29 @@ class Drafting:
         for sequence, tokens in zip(about, drafts, strict=True):
             sequence.propose(tokens)
 
-    def _forced(self, sequence: Sequence, most: int, begun_s: float) -> tuple[int, ...]:
-        """What the grammar of a request says that comes next. ``begun_s``: when asking about the step's requests did,
-        of this thread's time."""
-        sampling = sequence.request.sampling
-        if self._matcher_of is None or sampling.grammar is None or time.thread_time() - begun_s > MOST_S:
-            return ()
-        try:
-            if sequence.forcing is None:
-                sequence.forcing = Forcing(self._matcher_of(sampling, tuple(sequence.stop_ids)))
-            found = tuple(sequence.forcing.after(sequence.tokens, sequence.prompt_len))[:most]
-            problem = self._problem(found, most)
-        except Exception as error:  # a plugin may fail in any way; the request fails, not the step of others
-            found, problem = (), describe_error(error)
-        if problem:
-            self._failed.append((sequence, f"the grammar's forced tokens: {problem}"))
-            return ()
+    def _forced(self, sequences: list[Sequence], asked: int) -> dict[Sequence, tuple[int, ...]]:
+        """What the grammars of these requests say that comes next: of those that could be asked in time."""
+        found: dict[Sequence, tuple[int, ...]] = {}
+        if self._matcher_of is None or not sequences:
+            return found
+        begun_s = time.thread_time()
+        for sequence in sequences:
+            if not (most := min(asked, sequence.max_drafts)):
+                continue
+            if time.thread_time() - begun_s > MOST_S:
+                break
+            sampling = sequence.request.sampling
+            try:
+                if sequence.forcing is None:
+                    sequence.forcing = Forcing(self._matcher_of(sampling, tuple(sequence.stop_ids)))
+                tokens = tuple(sequence.forcing.after(sequence.tokens, sequence.prompt_len))[:most]
+                problem = self._problem(tokens, most)
+            except Exception as error:  # a plugin may fail in any way; the request fails, not the step of others
+                tokens, problem = (), describe_error(error)
+            if problem:
+                self._failed.append((sequence, f"the grammar's forced tokens: {problem}"))
+            else:
+                found[sequence] = tokens
         return found
 
     def _ask_one_by_one(self, drafter: HostDrafter, about: list[Sequence], rows: list[DraftRow]) -> None:
