@@ -150,7 +150,7 @@ def test_images_are_refused_where_they_are() -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists, max_leaves=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_value_of_a_field_is_taken_or_refused_but_never_a_crash(value: Any) -> None:
     for field in ("stop", "seed", "messages", "logit_bias", "stream_options", "cache_salt", "anything"):
         data = json.dumps(chat(**{field: value})).encode()
@@ -327,7 +327,7 @@ TEXT = st.text(alphabet="abé😀\n ", min_size=1, max_size=16)
 
 
 @given(TEXT, st.lists(st.text(alphabet="abé😀", min_size=1, max_size=3), max_size=2), st.integers(1, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @in_loop
 async def test_streams_equal_whole_answers_however_steps_are_cut(text: str, stop: list[str], step: int) -> None:
     tokens = (*text.encode(), says("")(None)[0][0])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ def test_only_full_blocks_have_keys_and_what_is_before_them() -> None:
     assert [len(keys.extend(TOKENS[:n])) for n in (0, 7, 8, 15, 16)] == [1, 1, 2, 2, 3]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 50)))
 def test_growing_token_by_token_gives_the_keys_of_the_whole(cuts: list[int]) -> None:
     whole = BlockKeys(("m",), 8).extend(TOKENS)

@@ -68,7 +68,7 @@ def readable(tokenizer: Tokenizer, tokens: list[int], skips: bool) -> bool:
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data(), skips=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_is_what_tokenizers_decodes(kind: str, data: st.DataObject, skips: bool) -> None:
     tokenizer, backend = make(kind)
     count = backend.get_vocab_size()
@@ -82,7 +82,7 @@ def test_text_is_what_tokenizers_decodes(kind: str, data: st.DataObject, skips: 
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data(), skips=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_text_after_a_prompt_is_what_the_whole_has_more_than_the_prompt(
     kind: str, data: st.DataObject, skips: bool
 ) -> None:

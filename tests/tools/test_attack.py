@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.attack import aborts, bodies, burst, connections, determinism, fairness, fuzz, soak, stop  # noqa: E402
+from tools.attack import aborts, bodies, burst, connections, determinism, fairness, fuzz, grammars, soak, stop  # noqa: E402
 from tools.attack.client import CHAT, Reply, ask  # noqa: E402
 from tools.attack.harness import Target, serve  # noqa: E402
 
@@ -112,6 +112,10 @@ def test_outputs_are_the_same_in_quiet_and_beside_others(target):
 
 def test_more_requests_than_the_queue_takes_are_refused_with_retry_after(target):
     assert held(burst.attack(target, 200, seconds=0)) == []
+
+
+def test_grammars_that_are_made_to_be_slow_are_followed_or_refused(target):
+    assert held(grammars.attack(target, 40, rounds=1)) == []
 
 
 def test_large_bodies_are_refused_without_a_5xx(target):

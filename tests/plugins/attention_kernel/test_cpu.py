@@ -323,7 +323,7 @@ def cases() -> st.SearchStrategy[AttentionCase]:
 
 
 @needs_compiler
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases(), dtype=st.sampled_from(["float32", "bfloat16"]), use_amx=st.booleans())
 def test_any_batch_equals_the_plain_version(case: AttentionCase, dtype: str, use_amx: bool) -> None:
     inputs = make_inputs(case, dtype, "cpu")

@@ -66,7 +66,7 @@ def test_the_window_hides_what_is_too_far_back():
 tokens_of = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(tokens_of, st.integers(1, 6), st.integers(1, 3), st.integers(0, 3), st.sampled_from([0, 5, 12]))
 def test_proposals_are_the_definition(tokens, drafts, shortest, more, window):
     longest = shortest + more
@@ -74,7 +74,7 @@ def test_proposals_are_the_definition(tokens, drafts, shortest, more, window):
     assert propose(drafter, tokens, drafts) == looked_up(tokens, drafts, longest, shortest, window)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(tokens_of, st.lists(st.integers(1, 7), max_size=6))
 def test_growing_piece_by_piece_is_the_same_as_starting_anew(tokens, pieces):
     grown = make()
@@ -84,7 +84,7 @@ def test_growing_piece_by_piece_is_the_same_as_starting_anew(tokens, pieces):
         assert propose(grown, tokens[:at]) == propose(make(), tokens[:at])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(tokens_of, tokens_of)
 def test_a_slot_taken_over_without_a_word_still_gets_tokens_of_its_own_history(before, after):
     drafter = make()

@@ -133,7 +133,7 @@ def defined_matches(texts, tail, shortest):
     return []
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.lists(tokens_of, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12), st.integers(1, 2))
 def test_matches_are_the_definition(texts, tail, shortest):
     stored = Texts(shortest)
@@ -144,7 +144,7 @@ def test_matches_are_the_definition(texts, tail, shortest):
     assert found == defined_matches(texts, tail, shortest)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(tokens_of, st.lists(st.integers(1, 7), max_size=6))
 def test_growing_piece_by_piece_is_the_same_as_starting_anew(tokens, pieces):
     grown = make()

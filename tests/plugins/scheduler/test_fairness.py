@@ -29,7 +29,7 @@ LONG = 6000
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
-@settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(view=views())
 def test_an_idle_engine_starts_with_the_most_important_request(scheduler: Scheduler, view: SchedulerView) -> None:
     """The contract leaves the order to the policy; these three promise (priority, start_tag, arrival)."""
