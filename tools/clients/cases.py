@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
 QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -227,6 +227,81 @@ def langchain_cases(url: str) -> Cases:
     embeddings = OpenAIEmbeddings(**at, check_embedding_ctx_length=False)
     yield "embeddings", lambda: embeddings.embed_query("x"), 404
     yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 0
+
+
+def langchain_agent_cases(url: str) -> Cases:
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import wrap_model_call
+    from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    def model(**more: Any) -> Any:
+        return ChatOpenAI(
+            base_url=url, api_key="unused", model="bundled", max_retries=0, temperature=0, max_tokens=200, **more
+        )
+
+    def agent(**more: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+        """Two tools, and what they were called with. The bundled model calls none of itself: it is made to call each
+        once, and to answer then."""
+        ran: list[tuple[str, dict[str, Any]]] = []
+
+        def add(a: bool, n: Literal[1, 2]) -> str:
+            """Adds."""
+            ran.append(("add", {"a": a, "n": n}))
+            return "3"
+
+        def look(where: Literal["here", "there"]) -> str:
+            """Looks."""
+            ran.append(("look", {"where": where}))
+            return "a \U0001f600"
+
+        @wrap_model_call
+        def choose(request: Any, handler: Any) -> Any:
+            return handler(request.override(tool_choice=("add", "look", "none")[min(len(ran), 2)]))
+
+        return create_agent(model(**more), [add, look], system_prompt="You are", middleware=[choose]), ran
+
+    def check_turns(turns: list[Any], ran: list[tuple[str, dict[str, Any]]]) -> None:
+        check([turn.type for turn in turns] == ["human", "ai", "tool", "ai", "tool", "ai"], turns)
+        calls = [call for turn in turns[1::2] for call in turn.tool_calls]
+        check([call["name"] for call in calls] == [name for name, _ in ran] == ["add", "look"], turns)
+        # Neither schema forbids properties of other names.
+        check(all(given.items() <= call["args"].items() for call, (_, given) in zip(calls, ran)), turns)
+        check([call["id"] for call in calls] == [turn.tool_call_id for turn in turns[2::2]], turns)
+        check([turn.content for turn in turns[2::2]] == ["3", "a \U0001f600"] and len(turns[-1].text) > 3, turns)
+
+    def whole(**more: Any) -> None:
+        asked, ran = agent(**more)
+        check_turns(asked.invoke({"messages": QUESTION})["messages"], ran)
+
+    def stream(**more: Any) -> None:
+        asked, ran = agent(**more)
+        parts, turns = [], []
+        for mode, found in asked.stream({"messages": QUESTION}, stream_mode=["messages", "values"]):
+            if mode == "values":
+                turns = found["messages"]
+            elif found[0].type == "AIMessageChunk":
+                parts.append(found[0])
+        check_turns(turns, ran)
+        pieces = [piece for part in parts for piece in part.tool_call_chunks]
+        check(len([piece for piece in pieces if piece["args"]]) > 2, "arguments come in parts")
+        check("".join(part.text for part in parts if part.text).endswith(turns[-1].text), parts)
+
+    class Answer(BaseModel):
+        answer: bool
+
+    def structured(strategy: Any) -> None:
+        # Of itself the bundled model calls a tool again and again.
+        asked = model(model_kwargs={"parallel_tool_calls": False})
+        done = create_agent(asked, [], response_format=strategy(Answer)).invoke({"messages": QUESTION})
+        check(isinstance(done["structured_response"], Answer), done)
+
+    yield from (("agent with two tools", whole, 0), ("streamed", stream, 0))
+    for strategy in (ProviderStrategy, ToolStrategy):
+        yield strategy.__name__, lambda strategy=strategy: structured(strategy), 0
+    yield "agent over responses", lambda: whole(use_responses_api=True), 0
+    yield "streamed over responses", lambda: stream(use_responses_api=True), 0
 
 
 def litellm_cases(url: str) -> Cases:
@@ -517,6 +592,7 @@ def ollama_cases(url: str) -> Cases:
 CASES = {
     "openai": openai_cases,
     "langchain-openai": langchain_cases,
+    "langchain": langchain_agent_cases,
     "litellm": litellm_cases,
     "llama-index-llms-openai-like": llama_index_cases,
     "pydantic-ai-slim": pydantic_ai_cases,
