@@ -79,7 +79,8 @@ async def attack(options: argparse.Namespace) -> list[Row]:
 
     with tempfile.TemporaryDirectory(prefix="engine-model-") as folder:
         write_long_model(Path(folder) / "bundled")
-        async with serve(*options.overrides, f"model.path={folder}/bundled") as target:
+        # Without line ends in what a grammar writes: they would end it.
+        async with serve(*options.overrides, f"model.path={folder}/bundled", "constraint.max_whitespace=0") as target:
             url = f"http://{target.host}:{target.port}/v1"
             return rows + [await _program(name, path, url) for name, path in agents]
 
