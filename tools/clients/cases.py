@@ -342,7 +342,18 @@ def litellm_cases(url: str) -> Cases:
 
     yield from (("chat", chat, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
-    yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 0
+
+    def tools() -> None:
+        asked: dict[str, Any] = ask | {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        done = litellm.completion(**asked).choices[0].message
+        whole = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True))).choices[0].message
+        (call,), (streamed,) = done.tool_calls, whole.tool_calls
+        check(call.function.name == "add" and streamed.function.arguments == call.function.arguments, whole)
+        said = {"role": "tool", "tool_call_id": call.id, "name": "add", "content": "3"}
+        done = litellm.completion(**ask | {"messages": [*QUESTION, done, said]}, tools=[TOOL])
+        check(len(done.choices[0].message.content) > 3, done)
+
+    yield "tools", tools, 0
     yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 0
     yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
     yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 0
@@ -350,7 +361,7 @@ def litellm_cases(url: str) -> Cases:
 
 def pydantic_ai_cases(url: str) -> Cases:
     from pydantic import BaseModel
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -380,8 +391,8 @@ def pydantic_ai_cases(url: str) -> Cases:
     class Answer(BaseModel):
         answer: bool
 
-    def output_type(asked: Any) -> None:
-        done = Agent(asked, output_type=Answer, model_settings={"temperature": 0, "max_tokens": 200}).run_sync("x")
+    def output_type(asked: Any, kind: Any = Answer) -> None:
+        done = Agent(asked, output_type=kind, model_settings={"temperature": 0, "max_tokens": 200}).run_sync("x")
         check(isinstance(done.output, Answer), done)
 
     responses = OpenAIResponsesModel("bundled", provider=OpenAIProvider(base_url=url, api_key="unused"))
@@ -390,6 +401,8 @@ def pydantic_ai_cases(url: str) -> Cases:
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
     for name, asked in (("chat", model), ("responses", responses), ("messages", messages)):
         yield f"output_type, {name}", lambda asked=asked: output_type(asked), 0
+    for name, asked in (("chat", model), ("responses", responses)):
+        yield f"NativeOutput, {name}", lambda asked=asked: output_type(asked, NativeOutput(Answer)), 0
 
 
 def agents_cases(url: str) -> Cases:
@@ -399,6 +412,7 @@ def agents_cases(url: str) -> Cases:
         OpenAIChatCompletionsModel,
         OpenAIResponsesModel,
         Runner,
+        function_tool,
         set_tracing_disabled,
     )
     from openai import AsyncOpenAI
@@ -439,14 +453,34 @@ def agents_cases(url: str) -> Cases:
         output = Runner.run_sync(asked, QUESTION[0]["content"]).final_output
         check(isinstance(output, more["output_type"]) if more else output.startswith(ANSWER), output)
 
+    def tools() -> None:
+        ran = []
+
+        def look(where: Literal["here", "there"]) -> str:
+            """Looks."""
+            ran.append(where)
+            return "3"
+
+        asked = agent(tool_choice="required", parallel_tool_calls=False)  # of the first turn alone
+        asked.tools = [function_tool(look)]
+        items = [item.type for item in Runner.run_sync(asked, QUESTION[0]["content"]).new_items]
+        check(items == ["tool_call_item", "tool_call_output_item", "message_output_item"] and len(ran) == 1, items)
+
+    def handoff() -> None:
+        asked = agent(tool_choice="required", parallel_tool_calls=False)
+        asked.handoffs = [agent().clone(name="b")]
+        check(Runner.run_sync(asked, QUESTION[0]["content"]).last_agent.name == "b", "the other agent")
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
-    yield "responses", responses, 0
+    yield from (("tools", tools, 0), ("handoff", handoff, 0), ("responses", responses, 0))
     yield "output_type", lambda: responses(output_type=Answer), 0
 
 
 def llama_index_cases(url: str) -> Cases:
     from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
+    from pydantic import BaseModel
 
     at: Any = {"model": "bundled", "api_base": url, "api_key": "unused", "temperature": 0, "max_tokens": 80}
     at |= {"max_retries": 0, "context_window": 4096}
@@ -467,8 +501,29 @@ def llama_index_cases(url: str) -> Cases:
         done = OpenAILike(**at, is_chat_model=True, reasoning_effort="low", additional_kwargs=more).chat(asked)
         check((done.message.content or "").startswith(ANSWER), done)
 
+    calling = OpenAILike(**at | {"max_tokens": 200}, is_chat_model=True, is_function_calling_model=True)
+
+    def look(here: bool) -> str:
+        """Looks."""
+        return "3" if here else "4"
+
+    def tools() -> None:
+        tool = FunctionTool.from_defaults(look)
+        done = calling.chat_with_tools([tool], chat_history=asked, tool_required=True)
+        (call,) = calling.get_tool_calls_from_response(done)
+        said = ChatMessage(role="tool", content="3", additional_kwargs={"tool_call_id": call.tool_id})
+        answer = calling.chat_with_tools([tool], chat_history=[*asked, done.message, said]).message.content
+        check(call.tool_name == "look" and len(answer or "") > 3, answer)
+
+    class Answer(BaseModel):
+        answer: bool
+
+    def structured() -> None:
+        done = calling.as_structured_llm(Answer).chat(asked)
+        check(isinstance(done.raw, Answer), done)
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("completions", completions, 0))
-    yield "harmless fields", harmless, 0
+    yield from (("harmless fields", harmless, 0), ("tools", tools, 0), ("as_structured_llm", structured, 0))
 
 
 def instructor_cases(url: str) -> Cases:
@@ -505,7 +560,21 @@ def dspy_cases(url: str) -> Cases:
     def harmless() -> None:
         check(str(lm(QUESTION[0]["content"], user="u", n=1, extra_body=BESIDE)[0]).startswith(ANSWER), "an answer")
 
-    yield from (("chat", chat, 0), ("harmless fields", harmless, 0))
+    def tools() -> None:
+        (done,) = lm(QUESTION[0]["content"], tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+        (call,) = done["tool_calls"]
+        check(call["function"]["name"] == "add" and json.loads(call["function"]["arguments"]).keys() == {"a"}, done)
+
+    def schema() -> None:
+        (text,) = lm(QUESTION[0]["content"], response_format=SCHEMA)
+        check(json.loads(text).keys() == {"answer"}, text)
+
+    def responses() -> None:
+        asked = dspy.LM("openai/bundled", model_type="responses", api_base=url, api_key="unused", cache=False)
+        check(asked(QUESTION[0]["content"], temperature=0)[0]["text"].startswith(ANSWER), "an answer")
+
+    yield from (("chat", chat, 0), ("harmless fields", harmless, 0), ("tools", tools, 0), ("json_schema", schema, 0))
+    yield "responses", responses, 0
 
 
 def llm_cases(url: str) -> Cases:
@@ -585,7 +654,15 @@ def ollama_cases(url: str) -> Cases:
         check("completion" in client.show("bundled").capabilities, "the model")
 
     yield from (("models", models, 0), ("chat", chat, 0), ("generate", generate, 0), ("format", structured, 0))
-    yield "tools", lambda: client.chat(**ask, tools=[TOOL]), 0
+
+    def tools() -> None:
+        call = {"function": {"name": "add", "arguments": {"a": True}}}
+        turns = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+        for messages in (QUESTION, turns):
+            done = client.chat(**ask | {"messages": messages}, tools=[TOOL])
+            check(done.message.content or done.message.tool_calls, done)
+
+    yield "tools", tools, 0
     yield "embeddings", lambda: client.embed("bundled", "x"), 404
 
 
