@@ -8,7 +8,7 @@ responses):
     python -m tools.clients --python /tmp/openai2/bin/python --python /tmp/litellm/bin/python --node /tmp/node6
 
 Programs (``programs.PROGRAMS``) are given with their executables (``lm_eval[api]`` needs ``transformers``, ``litellm``
-its extra ``proxy``):
+its extra ``proxy``; ``open-webui`` does with the packages of ``requirements-slim.txt``, which is in its wheel):
 
     python -m tools.clients --program litellm=/tmp/litellm/bin/litellm --program aider=/tmp/aider/bin/aider
 """
