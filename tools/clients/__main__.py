@@ -8,7 +8,7 @@ responses):
     python -m tools.clients --python /tmp/openai2/bin/python --python /tmp/litellm/bin/python --node /tmp/node6
 
 Programs (``programs.PROGRAMS``) are given with their executables (``lm_eval[api]`` needs ``transformers``, ``litellm``
-its extra ``proxy``):
+its extra ``proxy``; ``open-webui`` does with the packages of ``requirements-slim.txt``, which is in its wheel):
 
     python -m tools.clients --program litellm=/tmp/litellm/bin/litellm --program aider=/tmp/aider/bin/aider
 """
@@ -79,7 +79,8 @@ async def attack(options: argparse.Namespace) -> list[Row]:
 
     with tempfile.TemporaryDirectory(prefix="engine-model-") as folder:
         write_long_model(Path(folder) / "bundled")
-        async with serve(*options.overrides, f"model.path={folder}/bundled") as target:
+        # Without line ends in what a grammar writes: they would end it.
+        async with serve(*options.overrides, f"model.path={folder}/bundled", "constraint.max_whitespace=0") as target:
             url = f"http://{target.host}:{target.port}/v1"
             return rows + [await _program(name, path, url) for name, path in agents]
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
 QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -229,6 +229,81 @@ def langchain_cases(url: str) -> Cases:
     yield "responses", lambda: ChatOpenAI(**at, use_responses_api=True).invoke("x"), 0
 
 
+def langchain_agent_cases(url: str) -> Cases:
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import wrap_model_call
+    from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    def model(**more: Any) -> Any:
+        return ChatOpenAI(
+            base_url=url, api_key="unused", model="bundled", max_retries=0, temperature=0, max_tokens=200, **more
+        )
+
+    def agent(**more: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+        """Two tools, and what they were called with. The bundled model calls none of itself: it is made to call each
+        once, and to answer then."""
+        ran: list[tuple[str, dict[str, Any]]] = []
+
+        def add(a: bool, n: Literal[1, 2]) -> str:
+            """Adds."""
+            ran.append(("add", {"a": a, "n": n}))
+            return "3"
+
+        def look(where: Literal["here", "there"]) -> str:
+            """Looks."""
+            ran.append(("look", {"where": where}))
+            return "a \U0001f600"
+
+        @wrap_model_call
+        def choose(request: Any, handler: Any) -> Any:
+            return handler(request.override(tool_choice=("add", "look", "none")[min(len(ran), 2)]))
+
+        return create_agent(model(**more), [add, look], system_prompt="You are", middleware=[choose]), ran
+
+    def check_turns(turns: list[Any], ran: list[tuple[str, dict[str, Any]]]) -> None:
+        check([turn.type for turn in turns] == ["human", "ai", "tool", "ai", "tool", "ai"], turns)
+        calls = [call for turn in turns[1::2] for call in turn.tool_calls]
+        check([call["name"] for call in calls] == [name for name, _ in ran] == ["add", "look"], turns)
+        # Neither schema forbids properties of other names.
+        check(all(given.items() <= call["args"].items() for call, (_, given) in zip(calls, ran)), turns)
+        check([call["id"] for call in calls] == [turn.tool_call_id for turn in turns[2::2]], turns)
+        check([turn.content for turn in turns[2::2]] == ["3", "a \U0001f600"] and len(turns[-1].text) > 3, turns)
+
+    def whole(**more: Any) -> None:
+        asked, ran = agent(**more)
+        check_turns(asked.invoke({"messages": QUESTION})["messages"], ran)
+
+    def stream(**more: Any) -> None:
+        asked, ran = agent(**more)
+        parts, turns = [], []
+        for mode, found in asked.stream({"messages": QUESTION}, stream_mode=["messages", "values"]):
+            if mode == "values":
+                turns = found["messages"]
+            elif found[0].type == "AIMessageChunk":
+                parts.append(found[0])
+        check_turns(turns, ran)
+        pieces = [piece for part in parts for piece in part.tool_call_chunks]
+        check(len([piece for piece in pieces if piece["args"]]) > 2, "arguments come in parts")
+        check("".join(part.text for part in parts if part.text).endswith(turns[-1].text), parts)
+
+    class Answer(BaseModel):
+        answer: bool
+
+    def structured(strategy: Any) -> None:
+        # Of itself the bundled model calls a tool again and again.
+        asked = model(model_kwargs={"parallel_tool_calls": False})
+        done = create_agent(asked, [], response_format=strategy(Answer)).invoke({"messages": QUESTION})
+        check(isinstance(done["structured_response"], Answer), done)
+
+    yield from (("agent with two tools", whole, 0), ("streamed", stream, 0))
+    for strategy in (ProviderStrategy, ToolStrategy):
+        yield strategy.__name__, lambda strategy=strategy: structured(strategy), 0
+    yield "agent over responses", lambda: whole(use_responses_api=True), 0
+    yield "streamed over responses", lambda: stream(use_responses_api=True), 0
+
+
 def litellm_cases(url: str) -> Cases:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices over the network
     import litellm
@@ -267,7 +342,18 @@ def litellm_cases(url: str) -> Cases:
 
     yield from (("chat", chat, 0), ("stream", stream, 0), ("logprobs", logprobs, 0), ("completions", completions, 0))
     yield "harmless fields", harmless, 0
-    yield "tools", lambda: litellm.completion(**ask, tools=[TOOL]), 0
+
+    def tools() -> None:
+        asked: dict[str, Any] = ask | {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        done = litellm.completion(**asked).choices[0].message
+        whole = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True))).choices[0].message
+        (call,), (streamed,) = done.tool_calls, whole.tool_calls
+        check(call.function.name == "add" and streamed.function.arguments == call.function.arguments, whole)
+        said = {"role": "tool", "tool_call_id": call.id, "name": "add", "content": "3"}
+        done = litellm.completion(**ask | {"messages": [*QUESTION, done, said]}, tools=[TOOL])
+        check(len(done.choices[0].message.content) > 3, done)
+
+    yield "tools", tools, 0
     yield "json_schema", lambda: litellm.completion(**ask, response_format=SCHEMA), 0
     yield "embeddings", lambda: litellm.embedding(model="openai/bundled", input="x", **at), 404
     yield "responses", lambda: litellm.responses(model="openai/bundled", input="x", **at), 0
@@ -275,7 +361,7 @@ def litellm_cases(url: str) -> Cases:
 
 def pydantic_ai_cases(url: str) -> Cases:
     from pydantic import BaseModel
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -305,8 +391,8 @@ def pydantic_ai_cases(url: str) -> Cases:
     class Answer(BaseModel):
         answer: bool
 
-    def output_type(asked: Any) -> None:
-        done = Agent(asked, output_type=Answer, model_settings={"temperature": 0, "max_tokens": 200}).run_sync("x")
+    def output_type(asked: Any, kind: Any = Answer) -> None:
+        done = Agent(asked, output_type=kind, model_settings={"temperature": 0, "max_tokens": 200}).run_sync("x")
         check(isinstance(done.output, Answer), done)
 
     responses = OpenAIResponsesModel("bundled", provider=OpenAIProvider(base_url=url, api_key="unused"))
@@ -315,6 +401,8 @@ def pydantic_ai_cases(url: str) -> Cases:
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
     for name, asked in (("chat", model), ("responses", responses), ("messages", messages)):
         yield f"output_type, {name}", lambda asked=asked: output_type(asked), 0
+    for name, asked in (("chat", model), ("responses", responses)):
+        yield f"NativeOutput, {name}", lambda asked=asked: output_type(asked, NativeOutput(Answer)), 0
 
 
 def agents_cases(url: str) -> Cases:
@@ -324,6 +412,7 @@ def agents_cases(url: str) -> Cases:
         OpenAIChatCompletionsModel,
         OpenAIResponsesModel,
         Runner,
+        function_tool,
         set_tracing_disabled,
     )
     from openai import AsyncOpenAI
@@ -364,14 +453,34 @@ def agents_cases(url: str) -> Cases:
         output = Runner.run_sync(asked, QUESTION[0]["content"]).final_output
         check(isinstance(output, more["output_type"]) if more else output.startswith(ANSWER), output)
 
+    def tools() -> None:
+        ran = []
+
+        def look(where: Literal["here", "there"]) -> str:
+            """Looks."""
+            ran.append(where)
+            return "3"
+
+        asked = agent(tool_choice="required", parallel_tool_calls=False)  # of the first turn alone
+        asked.tools = [function_tool(look)]
+        items = [item.type for item in Runner.run_sync(asked, QUESTION[0]["content"]).new_items]
+        check(items == ["tool_call_item", "tool_call_output_item", "message_output_item"] and len(ran) == 1, items)
+
+    def handoff() -> None:
+        asked = agent(tool_choice="required", parallel_tool_calls=False)
+        asked.handoffs = [agent().clone(name="b")]
+        check(Runner.run_sync(asked, QUESTION[0]["content"]).last_agent.name == "b", "the other agent")
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("harmless fields", harmless, 0))
-    yield "responses", responses, 0
+    yield from (("tools", tools, 0), ("handoff", handoff, 0), ("responses", responses, 0))
     yield "output_type", lambda: responses(output_type=Answer), 0
 
 
 def llama_index_cases(url: str) -> Cases:
     from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
+    from pydantic import BaseModel
 
     at: Any = {"model": "bundled", "api_base": url, "api_key": "unused", "temperature": 0, "max_tokens": 80}
     at |= {"max_retries": 0, "context_window": 4096}
@@ -392,8 +501,29 @@ def llama_index_cases(url: str) -> Cases:
         done = OpenAILike(**at, is_chat_model=True, reasoning_effort="low", additional_kwargs=more).chat(asked)
         check((done.message.content or "").startswith(ANSWER), done)
 
+    calling = OpenAILike(**at | {"max_tokens": 200}, is_chat_model=True, is_function_calling_model=True)
+
+    def look(here: bool) -> str:
+        """Looks."""
+        return "3" if here else "4"
+
+    def tools() -> None:
+        tool = FunctionTool.from_defaults(look)
+        done = calling.chat_with_tools([tool], chat_history=asked, tool_required=True)
+        (call,) = calling.get_tool_calls_from_response(done)
+        said = ChatMessage(role="tool", content="3", additional_kwargs={"tool_call_id": call.tool_id})
+        answer = calling.chat_with_tools([tool], chat_history=[*asked, done.message, said]).message.content
+        check(call.tool_name == "look" and len(answer or "") > 3, answer)
+
+    class Answer(BaseModel):
+        answer: bool
+
+    def structured() -> None:
+        done = calling.as_structured_llm(Answer).chat(asked)
+        check(isinstance(done.raw, Answer), done)
+
     yield from (("chat", chat, 0), ("stream", stream, 0), ("completions", completions, 0))
-    yield "harmless fields", harmless, 0
+    yield from (("harmless fields", harmless, 0), ("tools", tools, 0), ("as_structured_llm", structured, 0))
 
 
 def instructor_cases(url: str) -> Cases:
@@ -430,7 +560,21 @@ def dspy_cases(url: str) -> Cases:
     def harmless() -> None:
         check(str(lm(QUESTION[0]["content"], user="u", n=1, extra_body=BESIDE)[0]).startswith(ANSWER), "an answer")
 
-    yield from (("chat", chat, 0), ("harmless fields", harmless, 0))
+    def tools() -> None:
+        (done,) = lm(QUESTION[0]["content"], tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+        (call,) = done["tool_calls"]
+        check(call["function"]["name"] == "add" and json.loads(call["function"]["arguments"]).keys() == {"a"}, done)
+
+    def schema() -> None:
+        (text,) = lm(QUESTION[0]["content"], response_format=SCHEMA)
+        check(json.loads(text).keys() == {"answer"}, text)
+
+    def responses() -> None:
+        asked = dspy.LM("openai/bundled", model_type="responses", api_base=url, api_key="unused", cache=False)
+        check(asked(QUESTION[0]["content"], temperature=0)[0]["text"].startswith(ANSWER), "an answer")
+
+    yield from (("chat", chat, 0), ("harmless fields", harmless, 0), ("tools", tools, 0), ("json_schema", schema, 0))
+    yield "responses", responses, 0
 
 
 def llm_cases(url: str) -> Cases:
@@ -510,13 +654,22 @@ def ollama_cases(url: str) -> Cases:
         check("completion" in client.show("bundled").capabilities, "the model")
 
     yield from (("models", models, 0), ("chat", chat, 0), ("generate", generate, 0), ("format", structured, 0))
-    yield "tools", lambda: client.chat(**ask, tools=[TOOL]), 0
+
+    def tools() -> None:
+        call = {"function": {"name": "add", "arguments": {"a": True}}}
+        turns = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+        for messages in (QUESTION, turns):
+            done = client.chat(**ask | {"messages": messages}, tools=[TOOL])
+            check(done.message.content or done.message.tool_calls, done)
+
+    yield "tools", tools, 0
     yield "embeddings", lambda: client.embed("bundled", "x"), 404
 
 
 CASES = {
     "openai": openai_cases,
     "langchain-openai": langchain_cases,
+    "langchain": langchain_agent_cases,
     "litellm": litellm_cases,
     "llama-index-llms-openai-like": llama_index_cases,
     "pydantic-ai-slim": pydantic_ai_cases,

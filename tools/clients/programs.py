@@ -150,19 +150,49 @@ async def litellm(at: Place) -> None:
 
 
 async def open_webui(at: Place) -> None:
-    """models, chat, stream, a chat of its page, which has tools"""
+    """models, chat, stream, chats of its page with tools, one of which must be called, title, tags, follow-ups"""
     there = {"OPENAI_API_BASE_URL": at.url, "ENABLE_OLLAMA_API": "False", "OFFLINE_MODE": "True"}
     there |= {"HF_HUB_OFFLINE": "1", "DATA_DIR": str(at.folder / "data"), "RAG_EMBEDDING_ENGINE": "openai"}
+    # Without torch: the packages of requirements-slim.txt, which is in its wheel.
+    there |= {"USE_SLIM_DOCKER": "True", "CHAT_RESPONSE_MAX_TOOL_CALL_ITERATIONS": "1"}
     async with at.listening("serve", WEBUI_AUTH="False", WEBUI_SECRET_KEY="unused", **there) as server:
         key = (await server.ask("/api/v1/auths/signin", {"email": "", "password": ""}, "")).json()["token"]
         models = (await server.ask("/api/models", None, key)).json()["data"]
         check([model["id"] for model in models] == ["bundled"], models)
         chat = "/api/chat/completions"
         whole = (await server.ask(chat, ASK, key)).json()["choices"][0]["message"]["content"]
-        check(whole.startswith(ANSWER), whole)
+        check(whole.startswith(ANSWER[:30]), whole)
         check(streamed(await server.ask(chat, STREAM, key)) == whole, "a streamed chat")
-        page = await server.ask(chat, STREAM | {"session_id": "a page"}, key)
-        check(page.status == 200, page)
+
+        asked = {"id": "asked", "parentId": None, "role": "user", "content": ASKED, "models": ["bundled"]}
+        tasks = {"title_generation": True, "tags_generation": True, "follow_up_generation": True}
+        page = STREAM | {"session_id": "a page", "parent_id": None, "id": "answer", "user_message": asked}
+        answer = await _answered(server, page | {"background_tasks": tasks}, key)
+        check(answer.get("error") is None and len(answer["content"]) > 3, answer)
+        forced = {"type": "function", "function": {"name": "get_current_timestamp"}}
+        # The model is asked twice, before and after the tool has run, and has to call it each time.
+        called = await _answered(server, page | {"params": {"custom_params": {"tool_choice": forced}}}, key)
+        types = [item["type"] for item in called["output"]]
+        check([types.count("function_call"), types.count("function_call_output")] == [2, 1], called)
+        check("limit reached" in called["error"]["content"], called)
+
+        said = [*QUESTION, {"role": "assistant", "content": whole}]
+        for task in ("title", "tags", "follow_up", "queries"):
+            body = {"model": "bundled", "messages": said, "type": "web_search"}
+            done = (await server.ask(f"/api/v1/tasks/{task}/completions", body, key)).json()
+            check(done["choices"][0]["message"]["role"] == "assistant", done)
+
+
+async def _answered(server: Server, page: dict[str, Any], key: str) -> dict[str, Any]:
+    """The answer to what a page of Open WebUI asks in a new chat."""
+    chat = (await server.ask("/api/chat/completions", page, key)).json()["chat_id"]
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            kept = (await server.ask(f"/api/v1/chats/{chat}", None, key)).json()
+            answer: dict[str, Any] = kept["chat"]["history"]["messages"][page["id"]]
+            if answer.get("done"):
+                return answer
+            await asyncio.sleep(0.1)
 
 
 def streamed(reply: Reply) -> str:
@@ -268,5 +298,5 @@ PROGRAMS: Mapping[str, Callable[[Place], Awaitable[None]]] = {
     "claude": claude,
 }
 """By the name that ``--program`` gives them."""
-AGENTS = frozenset({"codex", "claude"})
+AGENTS = frozenset({"codex", "claude", "open-webui"})
 """Their prompts are longer than the bundled model takes: they ask :mod:`tools.clients.long_model`."""
