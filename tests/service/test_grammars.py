@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,16 +112,27 @@ def nested(depth: int) -> str:
         (Grammar("json_schema", json.dumps([{"properties": {"a": {}}}] * 6)), "max_properties"),
         (Grammar("json_schema", json.dumps({"enum": [*range(8)]})), "max_enum"),
         (Grammar("json_schema", nested(9)), "max_depth"),
+        (Grammar("regex", "a" * 41), "max_text"),
+        (Grammar("choice", json.dumps(["a", "b" * 41])), "max_text"),
+        (Grammar("json_schema", json.dumps({"items": {"const": "a" * 41}})), "max_text"),
+        (Grammar("json_schema", json.dumps({"enum": [1, "a" * 41]})), "max_text"),
+        (Grammar("json_schema", json.dumps({"pattern": "a" * 41})), "max_text"),
+        (Grammar("json_schema", json.dumps({"properties": {"a" * 41: {}}})), "max_text"),
     ],
 )
 def test_a_grammar_beyond_a_limit_is_named_with_the_limit(grammar: Grammar, limit: str) -> None:
-    small = ConstraintConfig(max_bytes=100, max_properties=5, max_enum=7, max_depth=8)
+    small = ConstraintConfig(max_bytes=100, max_properties=5, max_enum=7, max_depth=8, max_text=40)
     assert f"(constraint.{limit})" in too_large(grammar, small if limit == "max_bytes" else _roomy(small))
     assert too_large(grammar, ConstraintConfig()) == ""
 
 
 def _roomy(config: ConstraintConfig) -> ConstraintConfig:
-    return ConstraintConfig(10**6, config.max_properties, config.max_enum, config.max_depth)
+    return replace(config, max_bytes=10**6)
+
+
+def test_what_a_schema_says_of_itself_may_be_long() -> None:
+    schema = {"description": "a" * 9000, "properties": {"enum": {"type": "string"}, "const": {"title": "a" * 9000}}}
+    assert too_large(Grammar("json_schema", json.dumps(schema)), ConstraintConfig()) == ""
 
 
 class Compiler:

@@ -107,3 +107,21 @@ def test_the_example_in_the_documentation_is_a_syntax(tmp_path: Path) -> None:
     (call, text) = parts
     assert isinstance(call, CallText) and (call.name, call.arguments) == ("add", '{"a": "x", "b": 1}')
     assert text == Text("Wait.")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "others"),
+    [
+        ({"type": "object", "properties": {"a": {}}}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "object"}, None),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, {"type": "integer"}),
+        ({"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]}, None),
+    ],
+)
+def test_a_function_takes_no_arguments_but_those_it_names(parameters: dict[str, Any], others: Any) -> None:
+    function = {"name": "f", "parameters": parameters}
+    (tagged,) = calls(told_syntax("tagged"), [function], {}).schemas
+    (named,) = calls(told_syntax("named"), [function], {}).schemas
+    assert tagged["properties"]["arguments"].get("additionalProperties") == others
+    assert named.get("additionalProperties") == others

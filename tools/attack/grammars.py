@@ -17,8 +17,9 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import mean
 from typing import Any
 
@@ -27,7 +28,11 @@ from tools.attack.harness import QUESTION, Row, Target, arguments, percentile, r
 
 MOST_RATIO = 1.1
 ASK = QUESTION | {"max_tokens": 48, "temperature": 1, "seed": 1}
-STREAM = QUESTION | {"max_tokens": 600, "temperature": 1, "ignore_eos": True, "stream": True}
+STREAM = (
+    QUESTION
+    | {"max_tokens": 600, "temperature": 1, "seed": 1, "ignore_eos": True, "skip_special_tokens": False}
+    | {"stream": True}
+)
 OTHER = "127.0.0.2"
 """The address of whoever sends grammars."""
 Bombs = Iterator[tuple[str, dict[str, Any]]]
@@ -60,8 +65,8 @@ def schemas() -> Iterator[tuple[str, Any]]:
     yield "5,000 numbers", {"enum": list(range(0, 5000 * 7919, 7919))}
     yield "200 levels of objects", _nested(lambda inner: _properties({"a": inner}, required=True), 200)
     yield "60 levels of lists", _nested(lambda inner: {"type": "array", "items": inner}, 60)
-    yield "20 levels of anyOf", _nested(lambda inner: {"anyOf": [_properties({"a": inner}), inner]}, 20)
-    yield "12 levels of allOf", _nested(lambda inner: {"allOf": [inner, _properties({"a": inner})]}, 12)
+    yield "10 levels of anyOf", _nested(lambda inner: {"anyOf": [_properties({"a": inner}), inner]}, 10)
+    yield "10 levels of allOf", _nested(lambda inner: {"allOf": [inner, _properties({"a": inner})]}, 10)
     yield "300 alternatives that begin alike", {"anyOf": [_alike(i) for i in range(300)]}
     yield "oneOf of 100", {"oneOf": [_properties({f"p{i}": number}, required=True) for i in range(100)]}
     yield "a list of 100,000", {"type": "array", "items": number, "minItems": 100_000, "maxItems": 100_000}
@@ -213,31 +218,35 @@ class Beside:
                 connection.close()
 
 
-async def beside(target: Target, bodies: Sequence[dict[str, Any]]) -> tuple[list[Answer], list[float]]:
-    """What became of these requests, one after the other, and the gaps of a stream beside them, in seconds."""
+async def beside(target: Target, bodies: Sequence[dict[str, Any]]) -> tuple[list[Answer], list[list[float]]]:
+    """What became of these requests, one after the other, and the gaps of a stream beside each, in seconds."""
     other = Beside(target)
     reading = asyncio.create_task(other.read())
     while not other.gaps_s:
         await asyncio.sleep(0.01)
-    other.gaps_s.clear()
-    answers = [await ask(target, CHAT, ASK | body, source=OTHER) for body in bodies]
+    answers, gaps_s = [], []
+    for body in bodies:
+        other.gaps_s = []
+        answers.append(await ask(target, CHAT, ASK | body, source=OTHER))
+        gaps_s.append(other.gaps_s)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    return answers, other.gaps_s
+    return answers, gaps_s
 
 
 async def attack(target: Target, at_once: int, rounds: int) -> list[Row]:
     """``at_once``: different grammars at the same time; ``rounds``: the others are sent so often."""
-    named = list(bombs())
+    names, bodies = zip(*bombs(), strict=True)
     answers: list[Answer] = []
     plain_s: list[float] = []
-    gaps_s: list[float] = []
+    gaps_s: dict[str, list[float]] = {name: [] for name in names}
     await beside(target, [{}] * 8)
     for _ in range(rounds):
-        plain_s += (await beside(target, [{}] * len(named)))[1]
-        answers, new_s = await beside(target, [body for _, body in named])
-        gaps_s += new_s
-    rows = each([name for name, _ in named], answers) + others(plain_s, gaps_s)
+        plain_s += chain.from_iterable((await beside(target, [{}] * len(bodies)))[1])
+        answers, found_s = await beside(target, bodies)
+        for name, new_s in zip(names, found_s, strict=True):
+            gaps_s[name] += new_s
+    rows = each(names, answers) + others(plain_s, gaps_s)
     rows.append(await crowd(target, at_once))
     held = await target.held()
     rows.append(Row("grammars: blocks", "afterwards", held or "all free", "all free", not held))
@@ -262,16 +271,19 @@ def each(names: Sequence[str], answers: Sequence[Answer]) -> list[Row]:
     ]
 
 
-def others(plain_s: Sequence[float], gaps_s: Sequence[float]) -> list[Row]:
-    """The gaps of streams beside plain requests, and beside grammars."""
+def others(plain_s: Sequence[float], gaps_s: Mapping[str, Sequence[float]]) -> list[Row]:
+    """The gaps of streams beside plain requests, and beside each grammar."""
     rows = []
+    all_s = list(chain.from_iterable(gaps_s.values()))
+    tried = f"beside plain requests ({len(plain_s)} tokens), beside grammars ({len(all_s)})"
     for what, of in (("mean", mean), ("P50", _percentile(50)), ("P99", _percentile(99))):
-        ratio = of(gaps_s) / of(plain_s)
-        shown = f"{of(plain_s) * 1e3:.1f} ms, {of(gaps_s) * 1e3:.1f} ms: {ratio:.2f}"
+        ratio = of(all_s) / of(plain_s)
+        shown = f"{of(plain_s) * 1e3:.1f} ms, {of(all_s) * 1e3:.1f} ms: {ratio:.2f}"
         bar, held = ("reported", None) if what == "P99" else (f"<= {MOST_RATIO}", ratio <= MOST_RATIO)
-        tried = f"beside plain requests ({len(plain_s)} tokens), beside grammars ({len(gaps_s)})"
         rows.append(Row(f"grammars: ITL of others, {what}", tried, shown, bar, held, measured=True))
-    return rows
+    lost = sorted(((sum(of) - len(of) * mean(plain_s), name) for name, of in gaps_s.items()), reverse=True)
+    shown = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for seconds, name in lost[:6])
+    return [*rows, Row("grammars: most time lost by others", tried, shown, "reported", None)]
 
 
 async def crowd(target: Target, count: int) -> Row:

@@ -214,15 +214,18 @@ class ConstraintConfig(SlotConfig):
     """Most values of the enums of a JSON schema, of all of them together."""
     max_depth: int = 64
     """How deep a JSON schema may be nested."""
+    max_text: int = 8192
+    """Most characters of a choice, of a constant, a name or a pattern of a JSON schema, and of a regular expression: a
+    mask may take time for each."""
     compile_s: float = 2.0
     """CPU time that a grammar may take to be compiled."""
     mask_ms: float = 5.0
-    """CPU time that the masks of a request may take in the mean, beyond half a second in all."""
+    """CPU time that the masks of a request may take in the mean, beyond a tenth of a second in all."""
     max_cached: int = 64
     """Verdicts on grammars that are kept for further requests, and compiled ones for requests that have not begun."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_properties", "max_enum", "max_depth", "max_cached"):
+        for name in ("max_bytes", "max_properties", "max_enum", "max_depth", "max_text", "max_cached"):
             at_least(f"constraint.{name}", getattr(self, name), 1)
         at_least("constraint.compile_s", self.compile_s, 0.1)
         at_least("constraint.mask_ms", self.mask_ms, 0.1)

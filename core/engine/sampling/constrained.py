@@ -30,7 +30,7 @@ from engine.sampling.reasoning import ReasoningMatcher
 from engine.sampling.sources import MASK
 
 FAILED = f"{CANNOT_FOLLOW}: "
-SPARE_S = 0.5
+SPARE_S = 0.1
 """CPU time that the masks of a request may take beyond their mean."""
 STEP_S = 0.25
 """CPU time of a step's masks after which no row whose last ones were slow gets another."""

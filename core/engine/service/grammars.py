@@ -160,7 +160,10 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
     if size > limits.max_bytes:
         return f"it has {size} bytes, at most {limits.max_bytes} are taken (constraint.max_bytes)"
     schemas: tuple[Any, ...] = ()
-    if grammar.kind == "json_schema":
+    longest = len(grammar.text) if grammar.kind == "regex" else 0
+    if grammar.kind == "choice":
+        longest = max(map(len, msgspec.json.decode(grammar.text)), default=0)
+    elif grammar.kind == "json_schema":
         schemas = (msgspec.json.decode(grammar.text),)
     elif grammar.kind == "calls":
         calls = msgspec.json.decode(grammar.text, type=CallsGrammar)
@@ -173,14 +176,25 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
         if isinstance(value, dict):
             for name in counts:
                 counts[name] += len(value[name]) if isinstance(value.get(name), dict | list) else 0
+            longest = max(longest, *map(len, _texts(value)), 0)
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         left += [(each, depth + 1) for each in inner]
     found = (
         ("max_properties", counts["properties"], "properties"),
         ("max_enum", counts["enum"], "enum values"),
         ("max_depth", deepest, "levels"),
+        ("max_text", longest, "characters in one text or regular expression"),
     )
     for name, count, what in found:
         if count > (most := getattr(limits, name)):
             return f"it has {count} {what}, at most {most} are taken (constraint.{name})"
     return ""
+
+
+def _texts(schema: dict[str, Any]) -> Iterator[str]:
+    """Texts of an object of a schema that its masks follow character by character."""
+    enum, properties = schema.get("enum"), schema.get("properties")
+    yield from properties if isinstance(properties, dict) else ()
+    for value in (schema.get("const"), schema.get("pattern"), *(enum if isinstance(enum, list) else ())):
+        if isinstance(value, str):
+            yield value

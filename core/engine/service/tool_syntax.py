@@ -89,6 +89,7 @@ class CallSyntax(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_OTHERS = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 _SPECIAL = re.compile(r"(<[|｜][^<>|｜]+[|｜]>)")
 CHANNELS = CallSyntax(
     "harmony", "<|channel|>", "<|channel|>commentary to=functions.", form="named",
@@ -212,12 +213,18 @@ def _pieces(text: str, special_ids: Mapping[str, int]) -> tuple[str | int, ...]:
 
 
 def _call_schema(syntax: CallSyntax, function: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters") or {"type": "object"}
+    parameters = _closed(function.get("parameters") or {"type": "object"})
     if syntax.form != "object":
-        return dict(parameters)
+        return parameters
     parameters = _within(parameters, f"#/properties/{syntax.arguments}")
     properties = {"name": {"const": function["name"]}, syntax.arguments: parameters}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A function takes no other arguments than those that it names, unless its schema says something of others."""
+    names_some = "properties" in parameters and not any(key in parameters for key in _OTHERS)
+    return {**parameters, **({"additionalProperties": False} if names_some else {})}
 
 
 def _within(schema: Any, place: str) -> Any:
