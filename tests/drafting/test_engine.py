@@ -28,7 +28,8 @@ MOST = {0.0: (8, 33), 0.8: (10, 45)}
 rotations, and three steps."""
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", MOST)
 def test_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> None:
     models, counts = Models(tmp_path), dict[int, int]()
     for width in (2, 4):
