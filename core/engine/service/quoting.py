@@ -16,8 +16,8 @@ _PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt. ``quoted`` maps placeholders in ``text`` to special tokens, or beginnings of some, that a message merely
-    spells."""
+    """A prompt. ``quoted`` maps placeholders in ``text`` to special tokens, or beginnings of some, that a message
+    merely spells."""
 
     text: str
     quoted: dict[str, str] = field(default_factory=dict)
@@ -65,8 +65,8 @@ def quoted(
     conversation: PlainConversation, specials: re.Pattern[str] | None
 ) -> tuple[PlainConversation, dict[str, str]]:
     """The conversation with placeholders in all of its strings but the roles, at every depth, and what each placeholder
-    stands for. ``specials`` matches special tokens, and what begins one at the end of a text (:func:`specials_pattern`);
-    ``None``: there are none."""
+    stands for. ``specials`` matches special tokens, and what begins one at the end of a text; ``None``: there are
+    none."""
     placeholders: dict[str, str] = {}
     if specials is None:
         return conversation, placeholders
