@@ -213,7 +213,6 @@ def test_a_stop_counts_once_the_output_is_long_enough(llm: LLM) -> None:
         Grammar("choice", "[1]"),
         Grammar("calls", "{}"),
     ],
-    ids=str,
 )
 def test_a_grammar_of_wrong_values_is_refused_by_name_and_the_next_call_is_answered(llm: LLM, grammar: Grammar) -> None:
     for tools in (None, TOOLS):
