@@ -70,6 +70,22 @@ def test_a_special_token_in_pieces_that_the_template_puts_together_is_text() -> 
     tokenizer.close()
 
 
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (r'{"a": ["\ud83d"]}', {}),
+        (r'{"\udfff": 1}', {}),
+        (r'{"a": "\\ud800"}', {"a": r"\ud800"}),
+    ],
+)
+def test_arguments_in_history_with_half_a_surrogate_pair_are_none(written: str, given: dict[str, str]) -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": written}}
+    said = parse_messages([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [called]}])
+    assert said.turns[1].tool_calls[0].function.arguments == given
+    assert TOKENIZER.encode_chat_now(said)
+
+
 def test_special_tokens_in_a_raw_prompt_are_recognised() -> None:
     assert TOKENIZER.encode_now("a<|end|>") == (*b"a", END)
 

@@ -113,6 +113,8 @@ def regexes() -> Iterator[tuple[str, str]]:
     yield "stars within stars", "((a*)*)*b"
     yield "counts of counts", "((a{1,100}){1,100}){1,100}"
     yield "one count of 100,000", "a{100000}"
+    yield "counts of a text", "((ab){200}){400}"
+    yield "counts of a text after any letters", "[a-z]{1,3}((ab){200}){400}"
     yield "a count behind any", "(a|b)*a(a|b){18}"
     yield "any characters between words", ".*foo.*bar.*baz.*qux.*"
     yield "500 words", "(" + "|".join(f"word{i}x*" for i in range(500)) + ")+"
@@ -144,6 +146,8 @@ def grammars() -> Iterator[tuple[str, str]]:
     yield "one expression of 60,000 characters", f"start: /{'ab' * 30_000}/"
     yield "one text of 60,000 characters, GBNF", f'root ::= "{"ab" * 30_000}"'
     yield "classes that do not end", "root ::= " + '["' * 60_000
+    yield "texts one after the other", "start: " + " ".join(['"' + "ab" * 4000 + '"'] * 7)
+    yield "terms that double", 'start: A16\nA0: "ab"' + "".join(f"\nA{i + 1}: A{i} A{i}" for i in range(16))
     yield "words that are parts of words", "start: (A | B | C)+\nA: /a+/\nB: /a+b?/\nC: /(a|b)+/"
     yield "everything but", "start: /(?s:.*)/ END\nEND: /x{1,1000}/"
     yield "no grammar", "this is no grammar"
