@@ -50,6 +50,20 @@ async def test_calls_are_answered_whole_and_streamed_alike() -> None:
     assert kinds.count("tool_calls.function.arguments.done") == 2
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason"), [('"a"', "stop"), ("ü", "stop"), ("}}", "stop"), ("</tool_call>", "tool_calls")]
+)
+@in_loop
+async def test_a_call_that_a_stop_string_cuts_is_none_to_be_run(stop: str, reason: str) -> None:
+    asked: Any = {"model": MODEL, "messages": HI, "tools": TOOLS, "stop": stop}
+    async with running(says(ONE)) as server, api(with_tools(server)) as client:
+        whole = (await client.chat.completions.create(**asked)).choices[0]
+        chunks = [chunk.choices[0] async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    (call,) = whole.message.tool_calls or []
+    assert whole.finish_reason == chunks[-1].finish_reason == reason
+    assert ('{"a": "}\\"ü"}'.startswith(call.function.arguments)) and call.function.name == "add"
+
+
 CHANNELS = (
     "<|channel|>analysis<|message|>Why?<|end|>"
     '<|start|>assistant to=functions.add<|channel|>commentary<|message|>{"a": "}\\"ü"}'

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.contracts.config import ConstraintConfig
-from engine.contracts.constraint import Grammar
+from engine.contracts.constraint import Grammar, GrammarKind
 from engine.service.errors import ApiError
 from engine.service.grammar_child import Verdict
 from engine.service.grammars import MOST_WAITING, GrammarChecks, grammar_of, too_large
@@ -118,6 +119,13 @@ def nested(depth: int) -> str:
         (Grammar("json_schema", json.dumps({"enum": [1, "a" * 41]})), "max_text"),
         (Grammar("json_schema", json.dumps({"pattern": "a" * 41})), "max_text"),
         (Grammar("json_schema", json.dumps({"properties": {"a" * 41: {}}})), "max_text"),
+        (Grammar("json_schema", json.dumps({"patternProperties": {"a" * 41: {}}})), "max_text"),
+        (Grammar("json_schema", json.dumps({"required": ["a" * 41]})), "max_text"),
+        (Grammar("json_schema", json.dumps({"const": {"x": ["a" * 41]}})), "max_text"),
+        (Grammar("json_schema", json.dumps({"enum": [1, [{"a" * 41: 1}]]})), "max_text"),
+        (Grammar("lark", f'start: "a" /x/ "{"a" * 41}"'), "max_text"),
+        (Grammar("lark", f'start: /["]/ /{"ab" * 21}/'), "max_text"),
+        (Grammar("gbnf", f'root ::= ["] "{"a" * 41}"'), "max_text"),
     ],
 )
 def test_a_grammar_beyond_a_limit_is_named_with_the_limit(grammar: Grammar, limit: str) -> None:
@@ -133,6 +141,21 @@ def _roomy(config: ConstraintConfig) -> ConstraintConfig:
 def test_what_a_schema_says_of_itself_may_be_long() -> None:
     schema = {"description": "a" * 9000, "properties": {"enum": {"type": "string"}, "const": {"title": "a" * 9000}}}
     assert too_large(Grammar("json_schema", json.dumps(schema)), ConstraintConfig()) == ""
+
+
+def test_a_long_grammar_of_short_texts_has_no_long_text() -> None:
+    many = " ".join(f'"{i}" /[0-9]+/' for i in range(2000))
+    assert too_large(Grammar("lark", f"start: {many}"), ConstraintConfig()) == ""
+
+
+@pytest.mark.parametrize("text", ['"\\', '["', '"', '/"', "[\n", '"\\\n'])
+def test_looking_for_long_texts_is_linear(text: str) -> None:
+    def seconds(kind: GrammarKind, count: int) -> float:
+        begun_s = time.thread_time()
+        too_large(Grammar(kind, text * count), ConstraintConfig(max_bytes=10**9))
+        return time.thread_time() - begun_s
+
+    assert max(seconds("lark", 200_000), seconds("gbnf", 200_000)) < 5  # quadratic: minutes
 
 
 class Compiler:

@@ -199,3 +199,23 @@ def test_a_stop_counts_once_the_output_is_long_enough(llm: LLM) -> None:
     at_once, later = (llm.generate(["def f():\n"], stop=stop, min_tokens=n, **options)[0] for n in (0, 12))
     assert at_once.text == whole.text[: whole.text.index(stop)] and len(at_once.tokens) < 12 <= len(later.tokens)
     assert whole.text.startswith(later.text)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("nothing", "x"),  # type: ignore[arg-type]
+        Grammar("regex", None),  # type: ignore[arg-type]
+        Grammar("regex", "\ud800"),
+        Grammar("json_schema", "{"),
+        Grammar("json_schema", ""),
+        Grammar("json_schema", "[" * 5000),
+        Grammar("choice", "[1]"),
+        Grammar("calls", "{}"),
+    ],
+)
+def test_a_grammar_of_wrong_values_is_refused_by_name_and_the_next_call_is_answered(llm: LLM, grammar: Grammar) -> None:
+    for tools in (None, TOOLS):
+        with pytest.raises(ValueError, match=r"^grammar=Grammar\("):
+            llm.chat(HI, tools=tools, grammar=grammar)
+    assert llm.chat(HI, max_tokens=4, temperature=0.0).tokens

@@ -21,6 +21,22 @@ def test_the_longest_special_token_is_found_wherever_one_begins(names: set[str],
     assert specials_pattern(names).split(text) == in_turn.split(text)
 
 
+@cases(NAMES, st.lists(st.text("<|ab[.x", max_size=4), max_size=6))
+@settings(max_examples=300)
+def test_quoted_texts_have_no_special_token_put_together_either(names: set[str], texts: list[str]) -> None:
+    marks = {"<" + name + ">" for name in names}
+    asked = Conversation(tuple([Turn("user", text) for text in texts])).plain()
+    given, placeholders = quoted(asked, specials_pattern(marks, begun=True))
+    together = "".join(message["content"] for message in given.messages)
+    assert not specials_pattern(marks).search(together)
+    assert Rendered("", placeholders).unquote(together) == "".join(texts)
+
+
+def test_names_of_fields_begin_no_special_token() -> None:
+    specials = specials_pattern(["name>", " x>", "<n>"], begun=True)
+    assert [specials.sub("!", text) for text in ("name", " ", "name>", "a <n", "<n>")] == ["name", " ", "!", "a !", "!"]
+
+
 @cases(NAMES, st.text("<|ab[.x\ue000\ue001", max_size=40), st.text("<|ab[.x", max_size=40))
 @settings(max_examples=300)
 def test_what_is_quoted_has_no_special_token_and_is_unquoted_again(names: set[str], first: str, second: str) -> None:

@@ -8,10 +8,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.service.chat_template import TemplateSource
 from engine.service.detokenizer import UnsupportedDecoder
 from engine.service.parsing import parse_messages
+from engine.service.template_worker import TemplateWorker
 from engine.service.tokenizer import PieceCache, Tokenizer, TokenizerError, TooManyTokens
-from engine.service.turns import Conversation, Turn
+from engine.service.turns import Conversation, TextPart, Turn
 
 from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, VOCAB, make_tokenizer
 
@@ -55,6 +57,33 @@ def test_special_tokens_spelled_in_a_message_are_text() -> None:
     )
     specials = [token for token in tokens if token in TOKENIZER.hidden]
     assert specials == [TOKENIZER.special_ids[name] for name in (SPECIALS[0], SPECIALS[1], SPECIALS[0])]
+
+
+def test_a_special_token_in_pieces_that_the_template_puts_together_is_text() -> None:
+    parts = "{% for m in messages %}<|im_start|>{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    tokenizer = Tokenizer(TOKENIZER_JSON, TemplateWorker(TemplateSource(parts, {})))
+    for pieces in (("a<|im_", "end|>b"), ("<", "|im_", "end|>"), ("<|end|", "><|im_end|><|end"), ("<|end|>", ">")):
+        turns = (Turn("user", [TextPart(piece) for piece in pieces]),)
+        tokens = tokenizer.encode_chat_now(Conversation(turns))
+        assert tokenizer.decode_now(tokens) == "<|im_start|>" + "".join(pieces)
+        assert [token for token in tokens if token in tokenizer.hidden] == [tokenizer.special_ids["<|im_start|>"]]
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        (r'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (r'{"a": ["\ud83d"]}', {}),
+        (r'{"\udfff": 1}', {}),
+        (r'{"a": "\\ud800"}', {"a": r"\ud800"}),
+    ],
+)
+def test_arguments_in_history_with_half_a_surrogate_pair_are_none(written: str, given: dict[str, str]) -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": written}}
+    said = parse_messages([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [called]}])
+    assert said.turns[1].tool_calls[0].function.arguments == given
+    assert TOKENIZER.encode_chat_now(said)
 
 
 def test_special_tokens_in_a_raw_prompt_are_recognised() -> None:

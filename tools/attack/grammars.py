@@ -61,6 +61,13 @@ def schemas() -> Iterator[tuple[str, Any]]:
     yield "500 required properties", _properties({f"p{i}": text for i in range(500)}, required=True)
     yield "names of 2,000 characters", _properties({f"{i}" + "x" * 2000: number for i in range(30)}, required=True)
     yield "one literal of 60,000 characters", {"const": "ab" * 30_000}
+    yield "a literal object with a name of 60,000 characters", {"const": {"ab" * 30_000: 1}}
+    yield "a literal list with a text of 60,000 characters", {"const": ["ab" * 30_000]}
+    yield "literal lists with texts of 60,000 characters", {"enum": [["ab" * 30_000], ["ac" * 30_000]]}
+    yield (
+        "a required name of 60,000 characters",
+        {"type": "object", "required": ["ab" * 30_000], "additionalProperties": number},
+    )
     yield "5,000 literals", {"enum": [f"literal number {i} of many" for i in range(5000)]}
     yield "5,000 numbers", {"enum": list(range(0, 5000 * 7919, 7919))}
     yield "200 levels of objects", _nested(lambda inner: _properties({"a": inner}, required=True), 200)
@@ -106,6 +113,8 @@ def regexes() -> Iterator[tuple[str, str]]:
     yield "stars within stars", "((a*)*)*b"
     yield "counts of counts", "((a{1,100}){1,100}){1,100}"
     yield "one count of 100,000", "a{100000}"
+    yield "counts of a text", "((ab){200}){400}"
+    yield "counts of a text after any letters", "[a-z]{1,3}((ab){200}){400}"
     yield "a count behind any", "(a|b)*a(a|b){18}"
     yield "any characters between words", ".*foo.*bar.*baz.*qux.*"
     yield "500 words", "(" + "|".join(f"word{i}x*" for i in range(500)) + ")+"
@@ -133,6 +142,12 @@ def grammars() -> Iterator[tuple[str, str]]:
     yield "a chain of 1,000 rules", 'start: r0\nr1000: "x"' + "".join(f"\nr{i}: r{i + 1}" for i in range(1000))
     yield "rules that double", 'start: r0\nr40: "x"' + "".join(f"\nr{i}: r{i + 1} r{i + 1}" for i in range(40))
     yield "a count of 50,000", 'start: "ab"{50000}'
+    yield "one text of 60,000 characters", f'start: "{"ab" * 30_000}"'
+    yield "one expression of 60,000 characters", f"start: /{'ab' * 30_000}/"
+    yield "one text of 60,000 characters, GBNF", f'root ::= "{"ab" * 30_000}"'
+    yield "classes that do not end", "root ::= " + '["' * 60_000
+    yield "texts one after the other", "start: " + " ".join(['"' + "ab" * 4000 + '"'] * 7)
+    yield "terms that double", 'start: A16\nA0: "ab"' + "".join(f"\nA{i + 1}: A{i} A{i}" for i in range(16))
     yield "words that are parts of words", "start: (A | B | C)+\nA: /a+/\nB: /a+b?/\nC: /(a|b)+/"
     yield "everything but", "start: /(?s:.*)/ END\nEND: /x{1,1000}/"
     yield "no grammar", "this is no grammar"

@@ -215,8 +215,8 @@ class ConstraintConfig(SlotConfig):
     max_depth: int = 64
     """How deep a JSON schema may be nested."""
     max_text: int = 8192
-    """Most characters of a choice, of a constant, a name or a pattern of a JSON schema, and of a regular expression: a
-    mask may take time for each."""
+    """Most characters of a choice, of a constant, a name or a pattern of a JSON schema, of a text of another grammar,
+    and of a regular expression: a mask may take time for each."""
     compile_s: float = 2.0
     """CPU time that a grammar may take to be compiled."""
     mask_ms: float = 5.0

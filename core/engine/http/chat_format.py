@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from engine.http.format import ChunkFormat
 from engine.service.logprobs import chat_logprobs
 from engine.service.output import Delta
@@ -35,7 +37,7 @@ class ChatFormat(ChunkFormat):
             ids = self.ids(Delta(index))
         for part in delta.parts:
             if isinstance(part, CallText):
-                self._calling.add(index)
+                self._note(index, part)
                 called = self._called([part]) or {"tool_calls": [_call_delta(part)]}
                 chunks.append(self.chunk(_choice(index, called) | ids))
                 ids = self.ids(Delta(index))
@@ -47,7 +49,7 @@ class ChatFormat(ChunkFormat):
         calls = [part for part in output.parts if isinstance(part, CallText)]
         message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
         if calls:
-            self._calling.add(output.index)
+            self._note(output.index, calls[-1])
             called = self._called(calls) or {"tool_calls": [_call(part) for part in calls]}
             message |= {"content": output.text or None} | called
         if thought := "".join([part.text for part in output.parts if isinstance(part, Reasoning)]):
@@ -63,12 +65,21 @@ class ChatFormat(ChunkFormat):
     def extras(self) -> dict[str, Any]:
         return self.prompt_ids(0)
 
+    def _note(self, index: int, part: CallText) -> None:
+        """Keep the arguments of a choice's last call."""
+        if part.id:
+            self._calling[index] = []
+        self._calling[index].append(part.arguments)
+
     def _reason(self, delta: Delta) -> str | None:
-        """An output that ends by itself after it has called tools, as it chose to, waits for what they say."""
+        """An output that ends by itself after it has called tools, as it chose to, waits for what they say. A call
+        that a stop string has cut is none to be run."""
         tools = self.job.tools
         called = delta.index in self._calling and tools is not None and not tools.is_named
         if not called or delta.finish_reason != "stop":
             return delta.finish_reason
+        if delta.stop is not None and not _is_whole("".join(self._calling[delta.index])):
+            return "stop"
         return "function_call" if self._is_older else "tool_calls"
 
     @property
@@ -92,6 +103,14 @@ class ChatFormat(ChunkFormat):
 def _reasoning(text: str) -> dict[str, str]:
     """By both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        msgspec.json.decode(arguments, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _call(part: CallText) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class ChunkFormat(Format):
         self._wants_usage = bool(options and options.include_usage)
         self._wants_usage_often = bool(options and options.continuous_usage_stats)
         self._begun: set[int] = set()
-        self._calling: set[int] = set()
+        self._calling: dict[int, list[str]] = {}
         """Choices that have called a tool."""
         self._unfinished = job.num_sequences
 

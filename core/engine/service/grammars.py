@@ -3,6 +3,7 @@ the API process, which has grammars compiled in a sandbox."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,18 @@ from engine.service.sandbox.process import SandboxEnded
 T = TypeVar("T")
 MOST_WAITING = 64
 """Grammars that may wait to be compiled."""
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords of a schema with schemas by a name."""
+_FIXED = ("const", "enum", "pattern", "required")
+"""Keywords of a schema with texts that its masks follow character by character, also within lists and objects."""
+_TEXT = r'"(?:[^"\\\n]|\\.)*+"?'
+_LITERALS = {
+    "lark": re.compile(rf"{_TEXT}|/(?:[^/\\\n]|\\.)++/?"),
+    "gbnf": re.compile(rf"{_TEXT}|\[(?:[^\]\\\n]|\\.)*+\]?"),
+}
+"""Texts and regular expressions of a grammar, by its kind. One that does not end goes on to the end of its line: what
+has been looked at is not looked at again."""
 
 log = structlog.get_logger("engine.grammars")
 
@@ -161,7 +174,9 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
         return f"it has {size} bytes, at most {limits.max_bytes} are taken (constraint.max_bytes)"
     schemas: tuple[Any, ...] = ()
     longest = len(grammar.text) if grammar.kind == "regex" else 0
-    if grammar.kind == "choice":
+    if literals := _LITERALS.get(grammar.kind):
+        longest = max((len(found[0]) - 2 for found in literals.finditer(grammar.text)), default=0)
+    elif grammar.kind == "choice":
         longest = max(map(len, msgspec.json.decode(grammar.text)), default=0)
     elif grammar.kind == "json_schema":
         schemas = (msgspec.json.decode(grammar.text),)
@@ -169,16 +184,25 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
         calls = msgspec.json.decode(grammar.text, type=CallsGrammar)
         schemas = (*calls.schemas, calls.otherwise)
     counts, deepest = {"properties": 0, "enum": 0}, 0
-    left: list[tuple[Any, int]] = [(schema, 1) for schema in schemas]
+    left: list[tuple[Any, int, bool]] = [(schema, 1, False) for schema in schemas]
     while left:
-        value, depth = left.pop()
+        value, depth, is_fixed = left.pop()
         deepest = max(deepest, depth)
-        if isinstance(value, dict):
-            for name in counts:
-                counts[name] += len(value[name]) if isinstance(value.get(name), dict | list) else 0
-            longest = max(longest, *map(len, _texts(value)), 0)
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left += [(each, depth + 1) for each in inner]
+        if isinstance(value, list):
+            left += [(each, depth + 1, is_fixed) for each in value]
+        elif is_fixed:
+            texts = (value,) if isinstance(value, str) else value if isinstance(value, dict) else ()
+            longest = max(longest, *map(len, texts), 0)
+            left += [(each, depth + 1, True) for each in value.values()] if isinstance(value, dict) else ()
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                if key in counts:
+                    counts[key] += len(inner) if isinstance(inner, dict | list) else 0
+                if key in _BY_NAME and isinstance(inner, dict):  # what looks like keywords there are names
+                    longest = max(longest, *map(len, inner), 0)
+                    left += [(each, depth + 2, False) for each in inner.values()]
+                else:
+                    left.append((inner, depth + 1, key in _FIXED))
     found = (
         ("max_properties", counts["properties"], "properties"),
         ("max_enum", counts["enum"], "enum values"),
@@ -189,12 +213,3 @@ def too_large(grammar: Grammar, limits: ConstraintConfig) -> str:
         if count > (most := getattr(limits, name)):
             return f"it has {count} {what}, at most {most} are taken (constraint.{name})"
     return ""
-
-
-def _texts(schema: dict[str, Any]) -> Iterator[str]:
-    """Texts of an object of a schema that its masks follow character by character."""
-    enum, properties = schema.get("enum"), schema.get("properties")
-    yield from properties if isinstance(properties, dict) else ()
-    for value in (schema.get("const"), schema.get("pattern"), *(enum if isinstance(enum, list) else ())):
-        if isinstance(value, str):
-            yield value

@@ -9,11 +9,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from engine.contracts.constraint import Grammar
+from engine.contracts.constraint import CallsGrammar, Grammar
 from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, ReasoningTokens, SamplingParams
 
 Count = Annotated[int, Meta(ge=0)]
 Finite = Annotated[float, Meta(ge=-1e6, le=1e6)]
+MOST_SHOWN = 80
+"""Characters of a grammar in an error."""
+_JSON_KINDS: dict[str, Any] = {"json_schema": dict[str, Any] | bool, "choice": list[str], "calls": CallsGrammar}
+"""Of what JSON the text of a grammar is."""
 
 
 class _Ranges(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +53,8 @@ def checked_sampling(sampling: Mapping[str, Any], vocab_size: int) -> SamplingPa
         known = msgspec.convert(dict(sampling), _Ranges)
     except msgspec.ValidationError as error:
         raise _named(str(error), sampling) from None
+    if known.grammar is not None:
+        _check_grammar(known.grammar)
     params = SamplingParams(**msgspec.structs.asdict(known))
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         checked_tokens(tuple(ids), vocab_size, name)
@@ -64,6 +70,17 @@ def checked_sampling(sampling: Mapping[str, Any], vocab_size: int) -> SamplingPa
         # Any integer is a seed; the engine takes 63 bits.
         seed=None if params.seed is None else params.seed & (2**63 - 1),
     )
+
+
+def _check_grammar(grammar: Grammar) -> None:
+    """Raises ``ValueError`` for one that was built of other values than it has."""
+    try:
+        msgspec.convert(msgspec.structs.asdict(grammar), Grammar)
+        checked_text(grammar.text, "text")
+        if (kind := _JSON_KINDS.get(grammar.kind)) is not None:
+            msgspec.json.decode(grammar.text, type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ValueError(f"grammar={str(grammar)[:MOST_SHOWN]}: {error}") from None
 
 
 def checked_tokens(tokens: Sequence[int], vocab_size: int, where: str) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ _PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt. ``quoted`` maps placeholders in ``text`` to special tokens that a message merely spells."""
+    """A prompt. ``quoted`` maps placeholders in ``text`` to special tokens, or beginnings of some, that a message
+    merely spells."""
 
     text: str
     quoted: dict[str, str] = field(default_factory=dict)
@@ -27,8 +28,10 @@ class Rendered:
         return _PLACEHOLDER.sub(lambda match: self.quoted.get(match.group(), match.group()), piece)
 
 
-def specials_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of ``names``, as a group.
+def specials_pattern(names: Iterable[str], *, begun: bool = False) -> re.Pattern[str]:
+    """Matches the longest of ``names``, as a group. ``begun``: also what begins one at the end of a text, of names
+    that begin with a mark: a template may put another text right behind it, such as the next part of a message. Names
+    that begin like words have no such beginnings, which names of fields would be.
 
     A pattern with an alternative for each name would try hundreds, or thousands, wherever one could begin, and nothing
     else runs in this process meanwhile. Here the alternatives are characters: a trie of the names.
@@ -39,12 +42,20 @@ def specials_pattern(names: Iterable[str]) -> re.Pattern[str]:
         for character in name:
             node = node.setdefault(character, {})
         node[""] = {}
-    return re.compile(f"({_alternatives(trie)})")
+    if not begun:
+        return re.compile(f"({_alternatives(trie)})")
+    either = [
+        re.escape(character) + _alternatives(rest, begun=not (character.isalnum() or character.isspace()))
+        for character, rest in trie.items()
+    ]
+    return re.compile(f"({'|'.join(either)})")
 
 
-def _alternatives(node: dict[str, Any]) -> str:
-    found = [re.escape(character) + _alternatives(rest) for character, rest in node.items() if character]
+def _alternatives(node: dict[str, Any], begun: bool = False) -> str:
+    found = [re.escape(character) + _alternatives(rest, begun) for character, rest in node.items() if character]
     ends = "" in node
+    if begun and found and not ends:
+        found.append(r"\Z")
     if len(found) == 1 and not ends:
         return found[0]
     return f"(?:{'|'.join(found)}){'?' if ends else ''}" if found else ""
@@ -54,7 +65,8 @@ def quoted(
     conversation: PlainConversation, specials: re.Pattern[str] | None
 ) -> tuple[PlainConversation, dict[str, str]]:
     """The conversation with placeholders in all of its strings but the roles, at every depth, and what each placeholder
-    stands for. ``specials`` matches special tokens; ``None``: there are none."""
+    stands for. ``specials`` matches special tokens, and what begins one at the end of a text; ``None``: there are
+    none."""
     placeholders: dict[str, str] = {}
     if specials is None:
         return conversation, placeholders

@@ -122,6 +122,7 @@ class Tokenizer:
         self.special_ids = {token.content: id_ for id_, token in added.items() if token.special}
         self.hidden = frozenset(self.special_ids.values())
         self._specials = specials_pattern(self.special_ids) if self.special_ids else None
+        self._quoting = specials_pattern(self.special_ids, begun=True) if self.special_ids else None
         sections = msgspec.json.decode(data, type=_Sections)
         self._cuttable = cuts_cleanly(sections, added.values())
         # Unicode normalization composes at most four characters into one; other normalizers may drop anything.
@@ -230,7 +231,7 @@ class Tokenizer:
 
         Raises :class:`engine.service.chat_template.TemplateFailed`, and what :meth:`encode` does.
         """
-        rendered = await self._chat_template().render(conversation, self._specials)
+        rendered = await self._chat_template().render(conversation, self._quoting)
         if len(rendered.text) <= SHORT_CHARS:
             return self._encode_rendered(rendered)
         return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
@@ -245,7 +246,7 @@ class Tokenizer:
 
     def encode_chat_now(self, conversation: Conversation) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        return self._encode_rendered(self._chat_template().render_now(conversation, self._specials))
+        return self._encode_rendered(self._chat_template().render_now(conversation, self._quoting))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """:meth:`decode` in the calling thread."""

@@ -224,7 +224,9 @@ def _call(call: MessageToolCall) -> ToolCall:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, parse_int=_number, parse_constant=_refuse)
+            arguments = json.loads(text := arguments, parse_int=_number, parse_constant=_refuse)
+            if "\\u" in text:
+                json.dumps(arguments, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except (ValueError, RecursionError):
             arguments = {}
     return ToolCall(call.id, FunctionCall(call.function.name, arguments if isinstance(arguments, dict) else {}))
