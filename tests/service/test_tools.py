@@ -20,6 +20,7 @@ from engine.service.turns import FunctionCall, ToolCall
 from tests.families import model_facts
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADD_ALONE = ADD | {"additionalProperties": False}
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD, "strict": True}},
     {"type": "function", "function": {"name": "now"}},
@@ -58,7 +59,7 @@ def test_a_choice_says_what_the_output_must_call(tokenizer: Tokenizer) -> None:
     any_call = calls(grammar(tokenizer, tools=TOOLS, tool_choice="required"))
     assert names(any_call) == ["add", "now"] and any_call.several and any_call.otherwise is None
     assert (any_call.opens, any_call.closes, any_call.listed) == ("<tool_call>", "</tool_call>", False)
-    assert [schema["properties"]["arguments"] for schema in any_call.schemas] == [ADD, {"type": "object"}]
+    assert [schema["properties"]["arguments"] for schema in any_call.schemas] == [ADD_ALONE, {"type": "object"}]
     one = calls(grammar(tokenizer, tools=TOOLS, tool_choice="required", parallel_tool_calls=False))
     assert names(one) == ["add", "now"] and not one.several
     named = calls(grammar(tokenizer, tools=TOOLS, tool_choice=NAMED))
@@ -70,7 +71,7 @@ def test_strict_functions_are_called_by_their_schema_wherever_a_call_stands(toke
     loose = {"type": "function", "function": {"name": "loose", "parameters": ADD}}
     found = calls(grammar(tokenizer, tools=[*TOOLS, loose]))
     assert found.in_text and found.several and names(found) == ["add", "now", "loose"]
-    assert [schema["properties"]["arguments"] for schema in found.schemas] == [ADD, *[{"type": "object"}] * 2]
+    assert [schema["properties"]["arguments"] for schema in found.schemas] == [ADD_ALONE, *[{"type": "object"}] * 2]
     assert not calls(grammar(tokenizer, tools=TOOLS, tool_choice="required")).in_text
 
 
@@ -193,11 +194,12 @@ def test_references_by_anchor_and_within_what_has_an_id_stay_what_they_are(token
     node["properties"] = {"a": {"$ref": "#x"}, "b": other, "$id": {"$ref": "#"}, "c": {"$ref": "http://other/"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
     (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
+    alone = {"additionalProperties": False}
     moved = node["properties"] | {"$id": {"$ref": "#/properties/arguments"}}
-    assert schema["properties"]["arguments"] == node | {"properties": moved}
+    assert schema["properties"]["arguments"] == node | {"properties": moved} | alone
     tools[0]["function"]["parameters"] = node | {"$id": "http://here/"}
     (schema,) = calls(grammar(tokenizer, tools=tools, tool_choice="required")).schemas
-    assert schema["properties"]["arguments"] == node | {"$id": "http://here/"}
+    assert schema["properties"]["arguments"] == node | {"$id": "http://here/"} | alone
 
 
 def test_parameters_that_are_no_object_are_refused(tokenizer: Tokenizer) -> None:
