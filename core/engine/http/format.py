@@ -88,7 +88,7 @@ class ChunkFormat(Format):
         self._wants_usage_often = bool(options and options.continuous_usage_stats)
         self._begun: set[int] = set()
         self._calling: dict[int, list[str]] = {}
-        """Choices that have called a tool."""
+        """Arguments of the last call, in pieces, of each choice that has called a tool."""
         self._unfinished = job.num_sequences
 
     @abstractmethod
