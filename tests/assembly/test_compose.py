@@ -349,6 +349,7 @@ def test_what_comes_out_is_plain_json(builtins):
         "threads",
         "memory",
         "server",
+        "fleet",
         "plugins",
     }
 

@@ -90,7 +90,9 @@ def _dechunk(body: bytes) -> bytes:
 async def running(script: Script = HELLO, start: bool = True, **server: Any) -> AsyncIterator[Running]:
     """A server on a free loopback port over a scripted engine."""
     client, router, exporter = ScriptedClient(script), DirectRouter(), MemoryExporter()
-    instance = Server(make_plan(**server), client, router, [exporter], make_tokenizer(), say=lambda line: None)
+    instance = Server(
+        make_plan(**server), {"default": client}, router, [exporter], make_tokenizer(), say=lambda line: None
+    )
     await instance.listen()
     if start:
         await instance.state.engine.supervisor.start()

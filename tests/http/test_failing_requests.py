@@ -82,7 +82,7 @@ def answer_of(request: EngineRequest) -> list[tuple[int, ...]]:
 def break_parts(server: Running) -> None:
     """The router, the engine's client and the exporter fail; the last with everything."""
     router, client = server.router, server.client
-    route, submit, play = router.route, client.submit, client._play
+    route, submit, play = router.place, client.submit, client._play
 
     def faulty_route(request: Any, fleet: Any) -> Any:
         faulty("router", request.fields["user"])
@@ -107,7 +107,7 @@ def break_parts(server: Running) -> None:
     def no_export(events: Any) -> None:
         raise Fault("an exporter that cannot write")
 
-    router.route, router.finished = faulty_route, no_notes  # type: ignore[method-assign]
+    router.place, router.finished = faulty_route, no_notes  # type: ignore[method-assign]
     client.submit, client._play = faulty_submit, faulty_play  # type: ignore[method-assign]
     server.exporter.export = no_export  # type: ignore[method-assign]
 

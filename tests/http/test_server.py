@@ -319,7 +319,9 @@ async def test_the_engine_dies_under_a_stream_and_the_listener_stays() -> None:
 async def signalled_server(drain_s: float) -> tuple[Running, asyncio.Task[int], list[str]]:
     lines: list[str] = []
     client, router, exporter = ScriptedClient(), DirectRouter(), MemoryExporter()
-    server = Server(make_plan(drain_s=drain_s), client, router, [exporter], make_tokenizer(), say=lines.append)
+    server = Server(
+        make_plan(drain_s=drain_s), {"default": client}, router, [exporter], make_tokenizer(), say=lines.append
+    )
     task = asyncio.create_task(server.run())
     while not any(line.startswith("ready") for line in lines):
         await asyncio.sleep(0.001)
@@ -409,7 +411,7 @@ async def test_an_engine_that_cannot_start_ends_the_server_with_its_words() -> N
     lines: list[str] = []
     client = ScriptedClient()
     client.fail_starts = 1
-    server = Server(make_plan(), client, DirectRouter(), [], make_tokenizer(), say=lines.append)
+    server = Server(make_plan(), {"default": client}, DirectRouter(), [], make_tokenizer(), say=lines.append)
     assert await server.run() == 1
     assert "no memory left" in lines[-1]
 
@@ -419,7 +421,12 @@ async def test_a_port_in_use_is_named() -> None:
     async with running() as other:
         lines: list[str] = []
         plan = make_plan(port=other.server.port)
-        assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
+        assert (
+            await Server(
+                plan, {"default": ScriptedClient()}, DirectRouter(), [], make_tokenizer(), say=lines.append
+            ).run()
+            == 1
+        )
         assert f"server.port={other.server.port}" in lines[0] and lines[0].endswith("Choose another server.port.")
 
 
@@ -427,7 +434,10 @@ async def test_a_port_in_use_is_named() -> None:
 async def test_a_host_that_is_not_here_is_named() -> None:
     lines: list[str] = []
     plan = make_plan(host="192.0.2.1", api_key="k")
-    assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
+    assert (
+        await Server(plan, {"default": ScriptedClient()}, DirectRouter(), [], make_tokenizer(), say=lines.append).run()
+        == 1
+    )
     assert "server.host=192.0.2.1" in lines[0] and lines[0].endswith("Choose another server.host.")
 
 

@@ -43,7 +43,9 @@ async def serving() -> AsyncIterator[tuple[Running, dict[str, list[int]]]]:
 
     client._deliver_output = watched  # type: ignore[method-assign]
     router: Any = DirectRouter()
-    server = Server(plan, client, router, [], Tokenizer.from_directory(plan.model.path), say=lambda line: None)
+    server = Server(
+        plan, {"default": client}, router, [], Tokenizer.from_directory(plan.model.path), say=lambda line: None
+    )
     await server.listen()
     await server.state.engine.supervisor.start()
     try:

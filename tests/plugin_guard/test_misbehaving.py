@@ -115,7 +115,7 @@ def test_a_plugin_of_the_server_that_breaks_its_contract_is_named_in_the_log(fou
     @in_loop
     async def serve() -> None:
         client = ScriptedClient(HELLO)
-        server = Server(make_plan(), client, router, exporters, make_tokenizer(), say=lambda line: None)
+        server = Server(make_plan(), {"default": client}, router, exporters, make_tokenizer(), say=lambda line: None)
         await server.listen()
         await server.state.engine.supervisor.start()
         running = Running(server, client, router, exporter)

@@ -16,6 +16,7 @@ from engine.assembly.values import class_path
 from engine.contracts.config import (
     ConstraintConfig,
     DrafterConfig,
+    KVAllocatorConfig,
     ModelSettings,
     ParallelismConfig,
     ServerSettings,
@@ -118,7 +119,12 @@ def text_of(tokens: Sequence[int]) -> str:
     return make_tokenizer().decode_now(tokens)
 
 
-SLOT_CONFIGS = {"parallelism": ParallelismConfig(), "drafter": DrafterConfig(), "constraint": ConstraintConfig()}
+SLOT_CONFIGS = {
+    "parallelism": ParallelismConfig(),
+    "drafter": DrafterConfig(),
+    "constraint": ConstraintConfig(),
+    "kv_allocator": KVAllocatorConfig(),
+}
 """Of the slots that a server asks about."""
 
 
@@ -314,8 +320,13 @@ class DirectRouter:
         self.decision: Any = RouteToEngine("default")
         self.requests: list[Any] = []
         self.answers: list[Any] = []
+        self.told: list[str] = []
+        """Engines that requests were sent to."""
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def begun(self, request: Any, engine_id: str) -> None:
+        self.told.append(engine_id)
+
+    def place(self, request: Any, fleet: Any) -> Any:
         self.requests.append(request)
         if isinstance(self.decision, Exception):
             raise self.decision

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
-from engine.contracts.router import Answer, Reject, ToEngine, ToUrl
+from engine.contracts.router import Answer, Attempts, Reject, ToEngine, ToUrl
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher, route_problem
 from engine.service.engines import EngineHandle
@@ -44,7 +44,7 @@ class Fleet:
 
 
 async def texts(fleet: Fleet, job: Job) -> list[str]:
-    route = fleet.dispatcher.route(job.api)
+    route = fleet.dispatcher.place(job.api)
     assert not isinstance(route, ToUrl)
     found = [""] * job.num_sequences
     async with fleet.dispatcher.generate(job, route) as generation:
@@ -85,7 +85,7 @@ async def test_who_leaves_early_ends_every_sequence_and_the_router_is_not_told()
     fleet.router.decision, client = ToEngine("b"), fleet.clients["b"]
     job = fleet.job(n=2)
     with pytest.raises(asyncio.CancelledError):
-        async with fleet.dispatcher.generate(job, ToEngine("b")) as generation:
+        async with fleet.dispatcher.generate(job, Attempts(("b",))) as generation:
             async for _ in generation:
                 raise asyncio.CancelledError
     assert {name for name, _ in client.aborted} == {job.name(0), job.name(1)} and fleet.router.answers == []
@@ -95,7 +95,7 @@ async def test_who_leaves_early_ends_every_sequence_and_the_router_is_not_told()
 async def test_an_engine_that_is_not_up_takes_no_job() -> None:
     fleet = Fleet()
     with pytest.raises(ApiError) as refused:
-        async with fleet.dispatcher.generate(fleet.job(), ToEngine("b")):
+        async with fleet.dispatcher.generate(fleet.job(), Attempts(("b",))):
             pass
     assert (refused.value.kind, refused.value.code) == ("unavailable", "not_ready")
 
@@ -105,13 +105,37 @@ async def test_a_refusal_keeps_the_status_of_the_router() -> None:
     fleet = Fleet()
     fleet.router.decision = Reject(418, "no tea")
     with pytest.raises(Rejected, match="no tea") as refused:
-        fleet.dispatcher.route(fleet.job().api)
+        fleet.dispatcher.place(fleet.job().api)
     assert (refused.value.status, refused.value.kind) == (418, "invalid")
 
 
 @in_loop
 async def test_a_route_to_nowhere_is_none() -> None:
     engines = Fleet().engines
-    assert "expected an engine of the fleet: 'a', 'b'" in route_problem(ToEngine("c"), 1, engines)
-    assert "of 1 choices, expected 2" in route_problem(Answer(({},)), 2, engines)
-    assert route_problem(ToEngine("b"), 1, engines) == route_problem(ToUrl("http://a/v1"), 1, engines) == ""
+    assert "expected an engine of the fleet: 'a', 'b'" in route_problem(ToEngine("c"), 1, 1, engines)
+    assert "of 1 choices, expected 2" in route_problem(Answer(({},)), 1, 2, engines)
+    assert route_problem(ToEngine("b"), 1, 1, engines) == route_problem(ToUrl("http://a/v1"), 1, 1, engines) == ""
+
+
+BOTH = Attempts(("a", "b"), "because")
+
+
+@in_loop
+async def test_timings_say_which_of_several_engines_answered_and_why() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    job = fleet.job()
+    async with fleet.dispatcher.generate(job, BOTH) as generation:
+        async for _ in generation:
+            pass
+        assert generation.account().public()["route"] == {"engine": "a", "attempt": 1, "reason": "because"}
+
+
+@in_loop
+async def test_attempts_name_engines_of_the_fleet_and_count_each_prompt() -> None:
+    engines = Fleet().engines
+    assert route_problem(BOTH, 1, 1, engines) == ""
+    assert "at least one engine, each of the fleet" in route_problem(Attempts(()), 1, 1, engines)
+    assert "at least one engine, each of the fleet" in route_problem(Attempts(("a", "c")), 1, 1, engines)
+    assert "for each of 2 prompts" in route_problem(Attempts(("a",), cached_tokens=(1,)), 2, 2, engines)
+    assert "from 0" in route_problem(Attempts(("a",), cached_tokens=(-1,)), 1, 1, engines)

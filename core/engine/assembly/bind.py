@@ -29,7 +29,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import (
     Quantizer,
 )
-from engine.contracts.router import Router
+from engine.contracts.router import Router, placing
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.slots import SLOTS
 from engine.models.record import facts, recorded
@@ -233,6 +233,8 @@ def _build(choice: SlotChoice, context: BuildContext | None, problems: list[str]
     try:
         config = config_of(choice)
         built = factory(config) if choice.slot == "architecture" else factory(config, context)
+        if choice.slot == "router":
+            built = placing(built)
     except _ENDS as error:  # as above
         problems.append(f"{choice.who} failed to build: {error_line(error)}{where(error.__traceback__)}")
         return None

@@ -37,6 +37,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     problems += _parallel_problems(chosen, device)
     problems += _token_problems(chosen, discovered)
     settings = composed.settings
+    problems += _fleet_problems(chosen, settings, device)
     problems += _setting_problems(settings, model)
     problems += _pool_problems(chosen, settings)
     problems += _execution_problems(chosen, settings, model, device)
@@ -109,6 +110,23 @@ def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
             "parallelism.nodes for GPUs of several machines"
         )
     return problems
+
+
+def _fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts) -> list[str]:
+    """Engines side by side are on one machine, and on GPUs of their own."""
+    replicas = settings.fleet.replicas
+    (config,) = (one.config for one in chosen if one.slot == "parallelism")
+    if replicas == 1:
+        return []
+    if (nodes := int(config["nodes"])) > 1:
+        return [f"fleet.replicas={replicas}: engines side by side are on one machine, and parallelism.nodes={nodes}"]
+    each = int(config["tp"]) * int(config["pp"]) * int(config["pcp"])
+    if device.kind != "cuda" or replicas * each <= device.count or config["share_devices"]:
+        return []
+    return [
+        f"fleet.replicas={replicas}: engines of {each} GPU{'s' * (each > 1)} each need {replicas * each}, and "
+        f"{device.count} can be seen (CUDA_VISIBLE_DEVICES?); at most fleet.replicas={device.count // each} fit"
+    ]
 
 
 def _token_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:

@@ -82,6 +82,9 @@ class EnginePlan:
     """What the user should know, one line each (for example: a host drafter makes steps wait)."""
     expert_load: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """What ``parallelism.expert_load`` said: numbers of layers, each with how often each of its experts was chosen."""
+    memory_bytes: int | None = None
+    """Bytes of its device that each rank may count as free, as measured before the first of several engines started;
+    ``None``: as much as is free when it starts, shared with the ranks beside it."""
 
     # Settings of plugins, as far as the core reads them.
 
@@ -136,9 +139,14 @@ class EnginePlan:
         return self.layout.size // self.parallelism.nodes
 
     @property
+    def ranks_here(self) -> int:
+        """Ranks of this machine, those of all engines of the fleet."""
+        return self.ranks_per_node * self.settings.fleet.replicas
+
+    @property
     def ranks_per_device(self) -> int:
         """That share the memory of one: on CPUs all of a machine, on GPUs one, unless they are to share."""
-        return -(-self.ranks_per_node // (1 if self.device.kind == "cpu" else self.device.count))
+        return -(-self.ranks_here // (1 if self.device.kind == "cpu" else self.device.count))
 
     @property
     def timeout_s(self) -> float:

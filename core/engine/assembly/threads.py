@@ -15,7 +15,7 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 def cores_of(plan: EnginePlan) -> int:
     """CPU threads for one rank: ``threads``, or its share of the cores."""
-    return plan.settings.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks_per_node)
+    return plan.settings.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks_here)
 
 
 def with_threads(plan: EnginePlan, environment: Mapping[str, str]) -> EnginePlan:
@@ -42,7 +42,7 @@ def _threads(threads: int | None, environment: Mapping[str, str]) -> tuple[int |
 
 
 def _crowded(plan: EnginePlan) -> str:
-    ranks, threads, cores = plan.ranks_per_node, cores_of(plan), len(os.sched_getaffinity(0))
+    ranks, threads, cores = plan.ranks_here, cores_of(plan), len(os.sched_getaffinity(0))
     if ranks * threads <= cores:
         return ""
     more = f"{ranks} ranks with threads={threads} each" if ranks > 1 else f"threads={threads}"

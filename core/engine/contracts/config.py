@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
 
+MOST_REPLICAS = 64
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
 
@@ -335,6 +336,18 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
+class FleetSettings:
+    """Several engines behind one listener."""
+
+    replicas: int = 1
+    """Engines with this plan, each in a process of its own. They share the CPU cores and the memory of this machine; on
+    GPUs each takes the next devices."""
+
+    def __post_init__(self) -> None:
+        between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
+
+
+@dataclass(frozen=True)
 class PluginSettings:
     third_party: bool = True
     """False: only the built-in plugins are loaded."""
@@ -365,6 +378,7 @@ class Settings:
     ``$XDG_CACHE_HOME`` where that is set), ``none``, or an absolute path."""
     memory: MemorySettings = field(default_factory=MemorySettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
     def __post_init__(self) -> None:

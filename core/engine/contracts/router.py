@@ -38,14 +38,42 @@ class EngineView:
     engine_id: str
     model: str
     alive: bool
+    """It takes requests: it is up, gets on, and is not being drained."""
     running: int
+    """Sequences that run, as the engine last said."""
     waiting: int
+    """Sequences that wait in the engine, as it last said."""
     kv_used: float
+    """Leased blocks / all blocks, 0 to 1, as the engine last said."""
+    sequences: int = 0
+    """Sequences that were sent there and have not ended, counted where they are sent: unlike what an engine says of
+    itself it is never late."""
+    queued_tokens: int = 0
+    """Prompt tokens of those that have no token yet, without what the router expected to be cached."""
+    running_tokens: int = 0
+    """Prompt and output tokens of those that have one."""
+    block_size: int = 1
+    """Tokens of a block, the unit of the prefix cache."""
+    starts: int = 1
+    """How often the engine was started: a restart has lost what was cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToEngine:
     engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """To one of several engines: the first takes the request. Should it die, or stop taking requests, before the first
+    token, the next one does."""
+
+    engines: tuple[str, ...]
+    """At least one."""
+    reason: str = ""
+    """Why the first one, in a few words: it is part of the response's ``timings``."""
+    cached_tokens: tuple[int, ...] = ()
+    """For each prompt, how many of its tokens the first engine is expected to have cached; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +97,51 @@ class Reject:
     retry_after_s: int | None = None
 
 
-Route = ToEngine | ToUrl | Answer | Reject
+Route = Attempts | ToEngine | ToUrl | Answer | Reject
+"""``ToEngine`` is ``Attempts`` at one engine."""
 
 
 @runtime_checkable
 class Router(Protocol):
     """The plugin; lives in the API process, called on the thread of its event loop: while it decides, nobody is served.
-    It must not block; more than 50 ms are logged with its name."""
+    It must not block; more than 50 ms are logged with its name.
 
-    def route(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
-        """Decide where the request goes."""
+    A plugin whose ``place`` is called ``route`` is taken, too."""
+
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        """Decide where the request goes. Pure: what is decided need not come about."""
         ...
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         """The request was answered in full (never called for aborted or failed ones)."""
         ...
+
+
+@runtime_checkable
+class RouterTold(Protocol):
+    """A router that wants to know where requests have gone."""
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        """Sequences of the request were sent to an engine: after ``place``, and once more for each engine that takes
+        over. With ``place`` of the same request no other one was placed in between."""
+        ...
+
+
+class PlacedByRoute:
+    """A router whose ``place`` is called ``route``."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        found: Route = self._router.route(request, fleet)
+        return found
+
+    def finished(self, request: ApiRequest, answer: Answer) -> None:
+        self._router.finished(request, answer)
+
+
+def placing(router: Any) -> Any:
+    """A router as it was built, with ``place`` if it has ``route``."""
+    has_route = hasattr(router, "route") and hasattr(router, "finished")
+    return PlacedByRoute(router) if has_route and not hasattr(router, "place") else router

@@ -50,7 +50,7 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             prompts = await endpoint.prompts(engine, client, parsed)
             shape = await checked_shape(engine, options)
             job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
-            route = state.dispatcher.route(job.api)
+            route = state.dispatcher.place(job.api)
             if isinstance(route, ToUrl):
                 data = endpoint.passed_on(body.data)
                 return await proxy.answer(http, state, flight, job, route.base_url, data, endpoint.format)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
-from engine.contracts.events import DEFAULT_ENGINE
+from engine.contracts.counters import Reading
 from engine.contracts.exporter import CountersExporter, Exporter
 from engine.contracts.router import Router
 from engine.http import middleware
@@ -24,6 +24,7 @@ from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
 from engine.http.routes.findings import find, list_finders
+from engine.http.routes.fleet import fleet
 from engine.http.routes.health import health
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
@@ -47,6 +48,7 @@ from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.findings import Finders
 from engine.service.grammar_worker import GrammarWorker
+from engine.service.grammars import GrammarChecks
 from engine.service.response_store import ResponseStore
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
@@ -54,23 +56,28 @@ from engine.service.waterfall import Waterfalls
 
 def build_app(
     plan: EnginePlan,
-    client: EngineClient,
+    clients: Mapping[str, EngineClient],
     router: Router,
     exporters: Sequence[Exporter],
     tokenizer: Tokenizer,
     finders: Mapping[str, CommandProvider] | None = None,
     grammars: GrammarWorker | None = None,
 ) -> web.Application:
-    """The application over an engine that somebody else starts. ``finders``: commands that have findings, by name;
-    ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
+    """The application over engines of one plan that somebody else starts, by id. ``finders``: commands that have
+    findings, by name; ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
     Call inside a running event loop."""
     settings = plan.settings.server
-    engine = EngineHandle(DEFAULT_ENGINE, plan, client, tokenizer, grammars)
-    engines, waterfalls = {engine.id: engine}, Waterfalls()
+    checks = GrammarChecks(grammars, plan.constraint)
+    engines = {name: EngineHandle(name, plan, client, tokenizer, checks) for name, client in clients.items()}
+    waterfalls = Waterfalls()
+
+    def readings() -> list[Reading]:
+        return [reading for engine in engines.values() for reading in engine.counters.readings()]
+
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
-            exporter.watch(engine.counters.readings)
-    bus = EventBus([Recorder(engine.count), *exporters, Recorder(waterfalls.add)])
+            exporter.watch(readings)
+    bus = EventBus([*[Recorder(engine.count) for engine in engines.values()], *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
         engines=engines,
@@ -83,8 +90,9 @@ def build_app(
         finders=Finders(finders or {}),
         responses=ResponseStore(settings.store_bytes, settings.store_s),
     )
-    engine.publish_to(bus.publish)
-    client.on_events(state.prefill.add)
+    for engine in engines.values():
+        engine.publish_to(bus.publish)
+        engine.client.on_events(state.prefill.add)
     cross_origin = CrossOrigin(settings.cors_origins)
     app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
     app[STATE] = state
@@ -118,6 +126,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/health", health)
     router.add_get("/ready", ready)
     router.add_get("/metrics", metrics)
+    router.add_get("/engine/fleet", fleet)
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)
@@ -134,8 +143,7 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     state.session = aiohttp.ClientSession(auto_decompress=False)
     yield
     await state.session.close()
-    for engine in state.engines.values():
-        engine.tokenizer.close()
-        engine.grammars.close()
+    state.engine.tokenizer.close()
+    state.engine.grammars.close()
     state.body_parser.close()
     await asyncio.to_thread(state.bus.close)

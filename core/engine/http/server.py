@@ -22,6 +22,7 @@ from engine.http.state import STATE, ServerState
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.machine import use
 from engine.service import logs
+from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.start_check import check_headers, load_tokenizer
@@ -39,12 +40,12 @@ log = structlog.get_logger("engine.server")
 
 
 class Server:
-    """One listener and one engine behind it."""
+    """One listener, and engines of one plan behind it."""
 
     def __init__(
         self,
         plan: EnginePlan,
-        client: EngineClient,
+        clients: Mapping[str, EngineClient],
         router: Router,
         exporters: Sequence[Exporter],
         tokenizer: Tokenizer,
@@ -53,9 +54,9 @@ class Server:
         *,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        """``say`` shows a line to the person who started the server."""
+        """``clients``: the engines, by id. ``say`` shows a line to the person who started the server."""
         self._plan = plan
-        self._client = client
+        self._clients = clients
         self._parts = (router, exporters, tokenizer, finders, grammars)
         self._say = say
         self._signals = 0
@@ -95,7 +96,7 @@ class Server:
         settings = self._plan.settings.server
         limit = most_connections(settings.max_connections)
         asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
-        self._app = build_app(self._plan, self._client, *self._parts)
+        self._app = build_app(self._plan, self._clients, *self._parts)
         self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=ABORT_S)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -113,11 +114,11 @@ class Server:
         (self._first_signal if self._signals == 1 else self._second_signal).set()
 
     async def close(self) -> None:
-        """End the engine and the listener."""
+        """End the engines and the listener."""
         self._listener.close()
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._client.close()
+                await asyncio.gather(*[client.close() for client in self._clients.values()])
         except TimeoutError:
             log.error("engine did not end in time")
         await self._runner.cleanup()
@@ -125,14 +126,14 @@ class Server:
 
     async def _serve(self) -> int:
         stopping = asyncio.create_task(self._first_signal.wait())
-        engine = asyncio.create_task(self._run_engine())
+        running = asyncio.create_task(self._run_engines())
         try:
-            await asyncio.wait({stopping, engine}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
                 await self._drain()
                 return 0
             try:
-                engine.result()
+                running.result()
             except EngineRefused as error:
                 self._say(f"engine: {error}")
                 return 2
@@ -141,17 +142,21 @@ class Server:
             return 1
         finally:
             stopping.cancel()
-            engine.cancel()
-            await asyncio.gather(stopping, engine, return_exceptions=True)
+            running.cancel()
+            await asyncio.gather(stopping, running, return_exceptions=True)
 
-    async def _run_engine(self) -> None:
+    async def _run_engines(self) -> None:
+        """Until none is left: raises what ended the last one, or kept one from starting."""
+        engines = self.state.engines.values()
         await self.state.engine.tokenizer.warm()
-        self._say("starting: engine process")
+        self._say("starting: " + ("engine process" if len(engines) == 1 else f"{len(engines)} engine processes"))
         before = await asyncio.to_thread(self.state.machine.read)
-        async with StartReport(self._say) as report:
-            await self.state.engine.supervisor.start(report.show)
-        if self._client.info is not None:
-            self._say(describe_start(self._client.info))
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for engine in engines:
+                    starting.create_task(self._start(engine))
+        except* EngineDead as failed:
+            raise failed.exceptions[0] from None
         machine = use(before, await asyncio.to_thread(self.state.machine.read))
         if machine.is_busy:
             self._say(f"note: this machine is busy: while it started, the engine spent {machine.words}")
@@ -161,7 +166,30 @@ class Server:
         host = self._plan.settings.server.host
         host = f"[{host}]" if ":" in host else host
         self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
-        await self.state.engine.supervisor.watch()
+        watching = [asyncio.create_task(engine.supervisor.watch()) for engine in engines]
+        try:
+            for ended in asyncio.as_completed(watching):
+                try:
+                    await ended
+                except EngineDead as dead:  # others serve on, while there are any
+                    if all(engine.state == "failed" for engine in engines):
+                        raise
+                    log.error("an engine has given up, others serve on", cause=str(dead))
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _start(self, engine: EngineHandle) -> None:
+        where = f"{engine.id}: " if len(self.state.engines) > 1 else ""
+
+        def say(line: str) -> None:
+            self._say(where + line)
+
+        async with StartReport(say) as report:
+            await engine.supervisor.start(report.show)
+        if engine.client.info is not None:
+            say(describe_start(engine.client.info))
 
     async def _drain(self) -> None:
         admission = self.state.admission
@@ -197,11 +225,14 @@ def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None
     """
     from engine.assembly.bind import bind_api
     from engine.startup.process import ProcessEngineClient
+    from engine.startup.replicas import devices_of, engine_id, with_memory
 
     logs.configure()
     check_headers(plan)
     tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
-    client = ProcessEngineClient(plan)
-    server = Server(plan, client, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan))
+    plan = with_memory(plan)
+    replicas = range(plan.settings.fleet.replicas)
+    clients = {engine_id(plan, each): ProcessEngineClient(plan, devices_of(plan, each)) for each in replicas}
+    server = Server(plan, clients, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan))
     return asyncio.run(server.run())

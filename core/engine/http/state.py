@@ -61,6 +61,25 @@ class ServerState:
         """The first of :attr:`engines`, whose model the server offers."""
         return next(iter(self.engines.values()))
 
+    def engine_of(self, name: str | None) -> EngineHandle:
+        """The engine with this id; ``None``: the first one. Raises :class:`ApiError` ``not_found``."""
+        if name is None:
+            return self.engine
+        if name not in self.engines:
+            known = ", ".join(self.engines)
+            raise ApiError("not_found", f"There is no engine {name[:64]!r}; there are: {known}.", param="engine")
+        return self.engines[name]
+
+    def not_ready(self) -> str | None:
+        """Why no request is taken now; ``None``: some engine takes them."""
+        if self.admission.draining:
+            return "draining"
+        reasons = {engine.id: engine.why_not for engine in self.engines.values()}
+        if None in reasons.values():
+            return None
+        one, *more = reasons.items()
+        return one[1] if not more else ", ".join(f"{name}: {why}" for name, why in reasons.items())
+
     async def parse(self, kind: type[P], body: Body) -> P:
         """See :func:`engine.service.parsing.parse`."""
         return await self.body_parser.parse(kind, body.data, self.engine.limits, body.client)

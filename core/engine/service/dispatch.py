@@ -15,7 +15,7 @@ import structlog
 
 from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.contracts.router import Answer, ApiRequest, Reject, Route, Router, ToEngine, ToUrl
+from engine.contracts.router import Answer, ApiRequest, Attempts, Reject, Route, Router, RouterTold, ToEngine, ToUrl
 from engine.loop.client import EngineDead, OutputStream
 from engine.plugin_guard.calls import contract_error, describe_error, name_of, quote
 from engine.plugin_guard.values import problems
@@ -29,7 +29,9 @@ from engine.service.output import Output
 from engine.service.output_text import OutputText
 from engine.service.parts import PartParser
 from engine.service.replay import choice_problem, replayed
+from engine.service.sending import Sending
 from engine.service.timings import Written
+from engine.service.tokenizer import Tokenizer
 from engine.service.validation import choice_seed
 
 ABORTED_S = 5.0
@@ -52,38 +54,41 @@ class Dispatcher:
     bus: EventBus
     failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
 
-    def route(self, api: ApiRequest) -> ToEngine | ToUrl | Answer:
+    def place(self, api: ApiRequest) -> Attempts | ToUrl | Answer:
         """What the router decides. Raises :class:`ApiError`: :class:`Rejected` where it refuses, ``failed`` where it
         fails."""
         begun_s = time.monotonic()
         try:
-            route = self.router.route(api, tuple([engine.view for engine in self.engines.values()]))
+            route = self.router.place(api, tuple([engine.view for engine in self.engines.values()]))
         except Exception as error:
             # A router is foreign code; its failure is this request's failure and nobody else's.
-            self._report("route", error, api)
+            self._report("place", error, api)
             raise _router_failed() from None
         if (ms := (time.monotonic() - begun_s) * 1e3) > SLOW_ROUTER_MS:
             name = name_of(self.router)
             log.warning("router blocked the server", router=name, ms=round(ms), request_id=api.request_id)
-        if wrong := route_problem(route, len(api.prompts) * api.n, self.engines):
-            self.failures.warning(error=str(contract_error(self.router, "route", wrong)), request_id=api.request_id)
+        if wrong := route_problem(route, len(api.prompts), len(api.prompts) * api.n, self.engines):
+            self.failures.warning(error=str(contract_error(self.router, "place", wrong)), request_id=api.request_id)
             raise _router_failed()
         if isinstance(route, Reject):
             raise Rejected(route.status, route.message, route.retry_after_s)
-        return route
+        return Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
 
     @asynccontextmanager
     async def generate(
-        self, job: Job, route: ToEngine | Answer, written: Callable[[], Written] = Written
+        self, job: Job, route: Attempts | Answer, written: Callable[[], Written] = Written
     ) -> AsyncIterator[Generation]:
         """The deltas of all sequences of a job as they come; iterating raises :class:`ApiError` when one of them fails.
 
         A block that is left with an error, or before the end, ends what still runs; the router is told of a job that
         has ended well. ``written``: what waiting for the client took.
         """
-        runs: list[SequenceRun] = []
+        runs, sendings = list[SequenceRun](), list[Sending]()
         try:
-            self._start(job, route, runs)
+            if isinstance(route, Answer):
+                self._replay(job, route, runs)
+            else:
+                self._send(job, route, runs, sendings)
             async with aclosing(Generation(job, runs)) as generation:
                 yield generation
         except BaseException:
@@ -96,29 +101,52 @@ class Dispatcher:
                     asked = run.request
                     self.bus.transcribe(Transcript(asked.request_id, asked.prompt, run.output.tokens, asked.cache_salt))
                 run.report(written())
+            for sending in sendings:
+                sending.close()
         if all(run.output.finish_reason is not None for run in runs):
             self._finished(job.api, runs)
 
-    def _start(self, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:
-        """Fill ``runs``, which the caller closes: whatever goes wrong on the way, none of them runs on for nobody."""
+    def _send(self, job: Job, route: Attempts, runs: list[SequenceRun], sendings: list[Sending]) -> None:
+        """Fill ``runs`` and ``sendings``, which the caller closes: whatever goes wrong on the way, none of them runs on
+        for nobody."""
+        engines = [self.engines[name] for name in route.engines]
+        if not any(engine.takes_requests for engine in engines):
+            engines[0].check()
+        told = set[str]()
+
+        def sent(engine: EngineHandle) -> None:
+            if engine.id not in told and isinstance(self.router, RouterTold):
+                told.add(engine.id)
+                self._tell(self.router, job.api, engine.id)
+
+        reason = route.reason if len(self.engines) > 1 else None
+        max_len = min(engine.max_len for engine in engines)
+        for index in range(job.num_sequences):
+            request = _engine_request(job, index, max_len)
+            cached_tokens = route.cached_tokens[index // job.api.n] if route.cached_tokens else 0
+            try:
+                sending = Sending(request, engines, sent, cached_tokens=cached_tokens, reason=reason)
+            except EngineDead as dead:
+                raise engine_died(dead.cause) from None
+            sendings.append(sending)
+            output = _output(engines[0].tokenizer, job, index, request.sampling, sending)
+            runs.append(SequenceRun(job, index, request, sending, output, self.bus.publish))
+
+    def _replay(self, job: Job, answer: Answer, runs: list[SequenceRun]) -> None:
+        """Fill ``runs`` with a stored answer."""
         engine = next(iter(self.engines.values()))
-        if isinstance(route, ToEngine):
-            engine = self.engines[route.engine_id]
-            engine.check()
+        for index, choice in enumerate(answer.choices):
+            request = _engine_request(job, index, engine.max_len)
+            stream = replayed(request.request_id, choice, engine)
+            output = _output(engine.tokenizer, job, index, request.sampling, stream)
+            runs.append(SequenceRun(job, index, request, stream, output, self.bus.publish))
+
+    def _tell(self, router: RouterTold, api: ApiRequest, engine: str) -> None:
         try:
-            for index in range(job.num_sequences):
-                request = _engine_request(job, index, engine.max_len)
-                stream: OutputStream
-                sent_s = time.monotonic()
-                if isinstance(route, Answer):
-                    stream = replayed(request.request_id, route.choices[index])
-                else:
-                    stream = engine.client.submit(request)
-                    engine.prompts.add(request.request_id, request.prompt, request.cache_salt)
-                output = _output(engine, job, index, request.sampling, stream)
-                runs.append(SequenceRun(job, index, request, stream, output, sent_s, self.bus.publish, engine.id))
-        except EngineDead as dead:
-            raise engine_died(dead.cause) from None
+            router.begun(api, engine)
+        except Exception as error:
+            # The request is on its way already; a router that cannot take notes is only reported.
+            self._report("begun", error, api)
 
     def _finished(self, api: ApiRequest, runs: Sequence[SequenceRun]) -> None:
         try:
@@ -136,14 +164,14 @@ def _router_failed() -> ApiError:
     return ApiError("failed", "The router failed on this request.", code="router_failed")
 
 
-def route_problem(route: object, num_choices: int, engines: Mapping[str, EngineHandle]) -> str:
-    """Why this is no route for a request of so many choices; empty if it is one."""
+def route_problem(route: object, num_prompts: int, num_choices: int, engines: Mapping[str, EngineHandle]) -> str:
+    """Why this is no route for a request of so many prompts and choices; empty if it is one."""
     wrong = next(problems(route, Route, "a route"), "")
     if wrong:
         return f"returned what is no route: {wrong}"
     match route:
-        case ToEngine(name) if name not in engines:
-            return f"returned {quote(route)}, expected an engine of the fleet: {', '.join(map(repr, engines))}"
+        case ToEngine() | Attempts() if problem := _attempts_problem(route, num_prompts, engines):
+            return problem
         case Reject(status) if status not in range(400, 600):
             return f"returned {quote(route)}, expected a status from 400 to 599"
         case Reject(retry_after_s=seconds) if not 0 <= (seconds or 0) <= LONGEST_RETRY_S:
@@ -154,6 +182,17 @@ def route_problem(route: object, num_choices: int, engines: Mapping[str, EngineH
             return f"returned an answer of {len(choices)} choices, expected {num_choices}"
         case Answer(choices):
             return next(filter(None, map(choice_problem, choices)), "")
+    return ""
+
+
+def _attempts_problem(route: ToEngine | Attempts, num_prompts: int, engines: Mapping[str, EngineHandle]) -> str:
+    attempts = Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
+    if not attempts.engines or not all(name in engines for name in attempts.engines):
+        expected = "an engine" if isinstance(route, ToEngine) else "at least one engine, each"
+        return f"returned {quote(route)}, expected {expected} of the fleet: {', '.join(map(repr, engines))}"
+    cached = attempts.cached_tokens
+    if cached and (len(cached) != num_prompts or min(cached) < 0):
+        return f"returned {quote(route)}, expected cached_tokens from 0 for each of {num_prompts} prompts, or none"
     return ""
 
 
@@ -195,11 +234,11 @@ def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
     )
 
 
-def _output(engine: EngineHandle, job: Job, index: int, sampling: SamplingParams, stream: OutputStream) -> Output:
+def _output(tokenizer: Tokenizer, job: Job, index: int, sampling: SamplingParams, stream: OutputStream) -> Output:
     tools, reasoning = job.tools, job.reasoning
     shows_special = bool((tools and tools.shows_special) or (reasoning and reasoning.shows_special))
     text = OutputText(
-        engine.tokenizer,
+        tokenizer,
         job.prompt(index),
         job.api.stop,
         include_stop=bool(job.options.include_stop_str_in_output),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,13 +15,20 @@ from engine.contracts.router import EngineView
 from engine.counters.engine import EngineCounters
 from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
-from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
 from engine.service.latency import RollingLatency
+from engine.service.load import Load
 from engine.service.parsing import Limits
 from engine.service.prefix_misses import RecentPrompts
 from engine.service.supervisor import State, Supervisor
 from engine.service.tokenizer import Tokenizer
+
+
+class Leaving(Protocol):
+    """A sequence that was sent to an engine."""
+
+    def leave(self) -> None:
+        """Go to another engine, if there is one and no token has come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,19 +39,24 @@ class EngineHandle:
     plan: EnginePlan
     client: EngineClient
     tokenizer: Tokenizer
-    compiler: GrammarWorker | None = None
-    """Refuses grammars; ``None``: all are."""
-    grammars: GrammarChecks = field(init=False)
+    grammars: GrammarChecks = field(default_factory=lambda: GrammarChecks(None))
+    """Refuses grammars; shared by engines of one plan, as the tokenizer is."""
     supervisor: Supervisor = field(init=False)
     counters: EngineCounters = field(init=False)
     latency: RollingLatency = field(default_factory=RollingLatency)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
+    load: Load = field(default_factory=Load)
+    """What was sent there and has not ended."""
+    sendings: set[Leaving] = field(default_factory=set)
+    """The sequences of :attr:`load`."""
+    draining: bool = False
+    """It is given no more requests, and finishes those it has begun."""
     fingerprint: str = field(init=False)
     """A name of the engine's plan: it changes when anything about the engine does."""
 
     def __post_init__(self) -> None:
-        self.grammars = GrammarChecks(self.compiler, self.plan.constraint)
-        self.supervisor = Supervisor(self.client, self.plan.settings.server.stall_s, serving_s=self.plan.stall_s)
+        stall_s, serving_s = self.plan.settings.server.stall_s, self.plan.stall_s
+        self.supervisor = Supervisor(self.client, stall_s, serving_s=serving_s, engine=self.id)
         self.counters = EngineCounters(self.plan.drafter.max_width, self.id)
         self.fingerprint = "fp_" + hashlib.sha256(self.plan.to_json()).hexdigest()[:10]
         self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
@@ -73,11 +86,37 @@ class EngineHandle:
         return Limits(self.model, server.max_n, self.max_len, self.vocab_size, most_tokens, stores)
 
     @property
+    def why_not(self) -> str | None:
+        """Why it takes no requests; ``None``: it does."""
+        return "engine draining" if self.draining else self.supervisor.not_ready()
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.why_not is None
+
+    @property
     def view(self) -> EngineView:
         """What a router sees."""
-        stats = self.client.stats
-        alive = self.client.alive and self.state == "serving"
-        return EngineView(self.id, self.model, alive, stats.running, stats.waiting, stats.kv_used)
+        stats, load = self.client.stats, self.load
+        return EngineView(
+            self.id,
+            self.model,
+            self.takes_requests,
+            stats.running,
+            stats.waiting,
+            stats.kv_used,
+            load.sequences,
+            load.queued_tokens,
+            load.running_tokens,
+            self.plan.block_size,
+            self.supervisor.starts,
+        )
+
+    def drain(self) -> None:
+        """Give it no more requests; what it has not begun goes to another engine, where one takes it."""
+        self.draining = True
+        for sending in tuple(self.sendings):
+            sending.leave()
 
     def publish_to(self, publish: Callable[[Sequence[Event]], None]) -> None:
         """Have the engine's events published: they carry its id from here on."""
@@ -94,9 +133,8 @@ class EngineHandle:
 
     def check(self) -> None:
         """Raises :class:`ApiError` ``unavailable`` unless the engine can take work."""
-        reason = self.supervisor.not_ready()
-        if reason is not None:
-            raise not_ready(reason)
+        if self.why_not is not None:
+            raise not_ready(self.why_not)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a few tokens from anywhere in a prompt."""

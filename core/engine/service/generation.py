@@ -7,17 +7,31 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
 from engine.contracts.request import EngineRequest, FinishReason, Timings
 from engine.loop.client import EngineDead, OutputStream
+from engine.service.engines import EngineHandle
 from engine.service.errors import engine_died, engine_failed
 from engine.service.job import Job
 from engine.service.output import Delta, Output
 from engine.service.timings import Account, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
+
+
+class Served(OutputStream, Protocol):
+    """An output stream, and who serves it now: an engine takes over from another one until the first token comes."""
+
+    engine: EngineHandle
+    sent_s: float
+    """When the sequence was sent to :attr:`engine`; of ``time.monotonic``."""
+
+    @property
+    def route(self) -> Mapping[str, str | int]:
+        """Why that engine; empty where none was chosen."""
+        ...
 
 
 class SequenceRun:
@@ -28,13 +42,11 @@ class SequenceRun:
         job: Job,
         index: int,
         request: EngineRequest,
-        stream: OutputStream,
+        stream: Served,
         output: Output,
-        sent_s: float,
         publish: Publish,
-        engine: str,
     ) -> None:
-        """``request``: sequence ``index`` of ``job``, handed to the engine with the id ``engine`` at ``sent_s``."""
+        """``request``: sequence ``index`` of ``job``."""
         self.request = request
         self.output = output
         self.account: Account | None = None
@@ -42,9 +54,7 @@ class SequenceRun:
         self._job = job
         self._index = index
         self._stream = stream
-        self._sent_s = sent_s
         self._publish = publish
-        self._engine = engine
         self._reason: FinishReason = "abort"
         self._ended_s = 0.0
         self._detokenize_s = 0.0
@@ -103,7 +113,9 @@ class SequenceRun:
             api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
         )
         name, limit = self.request.request_id, sampling.max_tokens
-        event = self.account.event(name, self._ended_s, self._reason, limit, write, trace, parameters, self._engine)
+        event = self.account.event(
+            name, self._ended_s, self._reason, limit, write, trace, parameters, self._stream.engine.id
+        )
         self._publish((event,))
 
     def record(self) -> Mapping[str, Any]:
@@ -127,11 +139,11 @@ class SequenceRun:
         if self._first_s is None:
             self._first_s = now
             ttft_ms = (now - self._job.arrival.received_s) * 1e3
-            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, self._engine)
+            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, self._stream.engine.id)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))
-            event = TokensEvent(now, self.request.request_id, count, itl_ms, self._engine)
+            event = TokensEvent(now, self.request.request_id, count, itl_ms, self._stream.engine.id)
         self._last_s = now
         self._publish((event,))
 
@@ -140,7 +152,7 @@ class SequenceRun:
         self.account = make_account(
             self._job.arrival,
             engine,
-            sent_s=self._sent_s,
+            sent_s=self._stream.sent_s,
             ended_s=self._ended_s,
             first_token_s=self._first_s,
             answered_s=self._answered_s,
@@ -148,6 +160,7 @@ class SequenceRun:
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.output.tokens),
             detokenize_ms=self._detokenize_s * 1e3,
+            route=self._stream.route,
         )
 
 

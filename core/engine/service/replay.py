@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_args
 
 from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
 from engine.plugin_guard.calls import quote
 from engine.plugin_guard.values import problems
+from engine.service.engines import EngineHandle
 
 
 class ReplayStream:
-    """An :class:`engine.loop.client.OutputStream` of one output."""
+    """An :class:`engine.service.generation.Served` of one output, which counts as served by ``engine``."""
 
-    def __init__(self, output: TokensOut) -> None:
+    def __init__(self, output: TokensOut, engine: EngineHandle) -> None:
         self._outputs = iter((output,))
+        self.engine = engine
+        self.sent_s = time.monotonic()
+        self.route: Mapping[str, str | int] = {}
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self
@@ -42,7 +47,7 @@ def choice_problem(choice: Mapping[str, Any]) -> str:
     return ""
 
 
-def replayed(request_id: str, choice: Mapping[str, Any]) -> ReplayStream:
+def replayed(request_id: str, choice: Mapping[str, Any], engine: EngineHandle) -> ReplayStream:
     """``choice``: as made by :meth:`engine.service.generation.SequenceRun.record`."""
     return ReplayStream(
         TokensOut(
@@ -53,5 +58,6 @@ def replayed(request_id: str, choice: Mapping[str, Any]) -> ReplayStream:
             finish_reason=choice["finish_reason"],
             stop_token=choice.get("stop_token"),
             timings=Timings(),
-        )
+        ),
+        engine,
     )

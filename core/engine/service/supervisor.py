@@ -10,6 +10,7 @@ from typing import Literal
 
 import structlog
 
+from engine.contracts.events import DEFAULT_ENGINE
 from engine.loop.client import EngineClient, EngineDead
 from engine.loop.messages import Progress
 
@@ -39,7 +40,10 @@ class Supervisor:
         poll_s: float = 0.1,
         ping_s: float = PING_S,
         backoff_s: float = 0.5,
+        engine: str = DEFAULT_ENGINE,
     ) -> None:
+        """``engine``: its id, for the log."""
+        self._log = log.bind(engine=engine)
         self._client = client
         self._stall_s = stall_s
         self._serving_s = stall_s if serving_s is None else serving_s
@@ -51,6 +55,8 @@ class Supervisor:
         self._silent_s = self._since_ping_s = 0.0
         self._killed = False
         self.state: State = "loading"
+        self.starts = 0
+        """How often the engine has started."""
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Start the engine; kill it if it hangs meanwhile. Raises :class:`EngineDead` with the engine's own words."""
@@ -63,6 +69,7 @@ class Supervisor:
         finally:
             starting.cancel()
         self.state = "serving"
+        self.starts += 1
 
     async def watch(self) -> None:
         """Restart the engine whenever it dies or hangs. Raises :class:`EngineDead` after three crashes in 60 s."""
@@ -71,7 +78,7 @@ class Supervisor:
             self._check()
             if not self._client.alive:
                 self.state = "restarting"
-                log.error("engine died", cause=self._client.cause_of_death)
+                self._log.error("engine died", cause=self._client.cause_of_death)
                 await self._restart()
 
     def not_ready(self) -> str | None:
@@ -94,9 +101,9 @@ class Supervisor:
                 await self.start()
             except EngineDead as error:
                 words = str(error)
-                log.error("engine did not start again", cause=words)
+                self._log.error("engine did not start again", cause=words)
                 continue
-            log.info("engine restarted")
+            self._log.info("engine restarted")
             return
 
     def _check(self) -> None:
@@ -112,7 +119,7 @@ class Supervisor:
         limit_s = self._serving_s if self.state == "serving" else self._stall_s
         if self._hangs_s() > limit_s and not self._killed:
             why, self._killed = self._why(), True
-            log.error("engine is killed", cause=why)
+            self._log.error("engine is killed", cause=why)
             self._client.kill(why)
 
     def _over_s(self) -> float:

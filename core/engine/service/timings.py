@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.contracts.events import RequestEvent, RequestParameters
@@ -50,6 +50,8 @@ class Account:
     detokenize_ms: float = 0.0
     ttfo_ms: float = 0.0
     """Until the first text or call that is no thought was there; 0: there was none."""
+    route: Mapping[str, str | int] = field(default_factory=dict)
+    """Which of several engines served the sequence, how many were sent it, and why the first of them was."""
 
     def spans(self) -> dict[str, float]:
         """Milliseconds of each span, by name, in order."""
@@ -130,6 +132,7 @@ class Account:
             "preemptions": self.engine.preemptions,
             **drafting_summary(self.engine),
             **self._rates(),
+            **({"route": self.route} if self.route else {}),
         }
 
     def _rates(self) -> dict[str, float | int]:
@@ -174,6 +177,7 @@ def make_account(
     prompt_tokens: int,
     output_tokens: int,
     detokenize_ms: float = 0.0,
+    route: Mapping[str, str | int] | None = None,
 ) -> Account:
     """``sent_s``: when it was handed to the engine. ``engine=None``: the sequence ended without the engine's own
     account; its time stays unattributed."""
@@ -203,6 +207,7 @@ def make_account(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         detokenize_ms=round(detokenize_ms, 3),
+        route=route or {},
     )
 
 

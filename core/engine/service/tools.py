@@ -99,8 +99,10 @@ def tool_grammar(
 def answer_grammar(options: GenerationRequest, tokenizer: Tokenizer, asked: Grammar | None) -> Grammar | None:
     """The grammar of an output without tools. What is ``asked`` of an answer that is one message of several holds for
     that one. Raises :class:`ApiError` ``invalid`` where only a schema can."""
+    if asked is None or not isinstance(options, ChatOptions):
+        return asked
     syntax = tokenizer.call_syntax
-    if asked is None or not isinstance(options, ChatOptions) or syntax is None or not syntax.answer:
+    if syntax is None or not syntax.answer:
         return asked
     if (schema := _schema(asked)) is None:
         has = f"This model's answer is one message of several ({syntax.name})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from engine.ranks.workers import Workers
 from engine.ranks.world import LOOPBACK, world_of
 from engine.startup import worker
 from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
+from engine.startup.replicas import device_of
 from engine.step.plan import RankFailed
 
 T = TypeVar("T")
@@ -185,18 +185,8 @@ def jobs(plan: EnginePlan) -> list[WorkerJob]:
     threads = str(cores_of(plan))
     common = with_defaults({}, plan.device.kind) | {"OMP_NUM_THREADS": threads}
     return [
-        WorkerJob(rank, common | visible_device(plan, rank % plan.ranks_per_node))
-        for rank in range(1, plan.layout.size)
+        WorkerJob(rank, common | device_of(plan, rank % plan.ranks_per_node)) for rank in range(1, plan.layout.size)
     ]
-
-
-def visible_device(plan: EnginePlan, index: int) -> dict[str, str]:
-    """The environment in which the ``index``-th rank of a machine sees its own GPU alone, as its first."""
-    if plan.device.kind != "cuda":
-        return {}
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    visible = [name.strip() for name in listed.split(",") if name.strip()] or [str(i) for i in range(plan.device.count)]
-    return {"CUDA_VISIBLE_DEVICES": visible[index % len(visible)]}
 
 
 def addresses_of(connection: socket.socket) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -45,9 +45,11 @@ STACKS_S = 2.0
 class ProcessEngineClient(ClientBase):
     """See :class:`engine.loop.client.EngineClient`. May be started again after the engine died."""
 
-    def __init__(self, plan: EnginePlan) -> None:
+    def __init__(self, plan: EnginePlan, environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: variables of the process, beside those of this one."""
         super().__init__()
         self._plan = plan
+        self._environment = environment or {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,7 +66,7 @@ class ProcessEngineClient(ClientBase):
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine.startup.child", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=with_defaults({**os.environ, SECRET: self._secret}, self._plan.device.kind),
+                env=with_defaults({**os.environ, **self._environment, SECRET: self._secret}, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,
             )
         self._killed = self.own_words = ""

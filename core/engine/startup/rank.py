@@ -115,7 +115,8 @@ class Rank:
 
     def _free(self, device: DeviceFacts) -> int:
         """Bytes free for this rank."""
-        return self._device_free(device) // self.plan.ranks_per_device
+        planned = self.plan.memory_bytes
+        return self._device_free(device) // self.plan.ranks_per_device if planned is None else planned
 
     @property
     def communicator(self) -> Communicator | None:

@@ -9,12 +9,18 @@ from engine.contracts.counters import Metric, Reading
 
 
 def page(readings: Iterable[Reading], labels: Mapping[str, str], names_engine: bool = False) -> str:
-    """All readings. Each line has the ``labels`` and its own, and ``engine`` where it ``names_engine``."""
+    """All readings, those of one name together. Each line has the ``labels`` and its own, and ``engine`` where it
+    ``names_engine``."""
     constant = ",".join(label(name, value) for name, value in labels.items())
-    lines: list[str] = []
+    by_name: dict[str, list[Reading]] = {}
     for reading in readings:
-        of_engine = label("engine", reading.engine) if names_engine else ""
-        lines += _lines(reading, ",".join(filter(None, (constant, of_engine))))
+        by_name.setdefault(reading.name, []).append(reading)
+    lines: list[str] = []
+    for name, same in by_name.items():
+        lines += [f"# HELP {name} {escape(same[0].help)}", f"# TYPE {name} {same[0].kind}"]
+        for reading in same:
+            of_engine = label("engine", reading.engine) if names_engine else ""
+            lines += _lines(reading, ",".join(filter(None, (constant, of_engine))))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -25,8 +31,6 @@ def counted(metric: Metric, amount: float) -> Reading:
 
 def _lines(reading: Reading, labels: str) -> Iterator[str]:
     name = reading.name
-    yield f"# HELP {name} {escape(reading.help)}"
-    yield f"# TYPE {name} {reading.kind}"
     if reading.kind != "histogram":
         for value, amount in reading.values.items():
             own = label(reading.label, value) if reading.label else ""

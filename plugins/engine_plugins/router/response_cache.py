@@ -20,7 +20,7 @@ import msgspec
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, ApiRequest, EngineView, Route
-from engine_plugins.router.direct import first_alive
+from engine_plugins.router.direct import alive_in
 
 ENTRY_BYTES = 512
 """What an entry costs besides its answer: key, table slot, bookkeeping."""
@@ -57,13 +57,13 @@ class ResponseCacheRouter:
         self._entries: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
         self._bytes = 0
 
-    def route(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         if is_deterministic(request):
             key = cache_key(request)
             if (entry := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
                 return entry[0]
-        return first_alive(fleet)
+        return alive_in(fleet)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         if not is_deterministic(request) or not is_complete(request, answer):

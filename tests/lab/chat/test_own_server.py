@@ -48,7 +48,12 @@ def test_what_keeps_it_from_starting_is_said(python):
 async def test_what_it_waits_for_is_what_a_server_says():
     said: asyncio.Queue[str] = asyncio.Queue()
     server = Server(
-        make_plan(), ScriptedClient(), DirectRouter(), [MemoryExporter()], make_tokenizer(), say=said.put_nowait
+        make_plan(),
+        {"default": ScriptedClient()},
+        DirectRouter(),
+        [MemoryExporter()],
+        make_tokenizer(),
+        say=said.put_nowait,
     )
     running = asyncio.create_task(server.run())
     try:

@@ -12,90 +12,90 @@ from engine_plugins.router.direct import DirectRouter
 class Text(DirectRouter):
     """Returns the engine's name."""
 
-    says = r"route\(\) returned what is no route: a route is 'default', expected ToEngine or ToUrl or Answer or Reject"
+    says = r"place\(\) returned what is no route: a route is 'default', expected Attempts or ToEngine or ToUrl or"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return "default"
 
 
 class Elsewhere(DirectRouter):
     """Chooses an engine that there is not."""
 
-    says = r"route\(\) returned ToEngine\(engine_id='other'\), expected an engine of the fleet: 'default'"
+    says = r"place\(\) returned ToEngine\(engine_id='other'\), expected an engine of the fleet: 'default'"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return ToEngine("other")
 
 
 class NoUrl(DirectRouter):
     """Passes requests on to nowhere."""
 
-    says = r"route\(\) returned what is no route: a route\.base_url is None, expected str"
+    says = r"place\(\) returned what is no route: a route\.base_url is None, expected str"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return ToUrl(None)  # type: ignore[arg-type]
 
 
 class HalfUrl(DirectRouter):
     """Passes requests on to something that is no URL."""
 
-    says = r"route\(\) returned ToUrl\(base_url='localhost:1'\), expected an http or https URL"
+    says = r"place\(\) returned ToUrl\(base_url='localhost:1'\), expected an http or https URL"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return ToUrl("localhost:1")
 
 
 class AsksBack(DirectRouter):
     """Tells clients to come back before they came."""
 
-    says = r"route\(\) returned Reject\(.*expected retry_after_s from 0 to 86400"
+    says = r"place\(\) returned Reject\(.*expected retry_after_s from 0 to 86400"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return Reject(429, "later", retry_after_s=-5)
 
 
 class RejectsWell(DirectRouter):
     """Refuses with a status of success."""
 
-    says = r"route\(\) returned Reject\(status=200.*expected a status from 400 to 599"
+    says = r"place\(\) returned Reject\(status=200.*expected a status from 400 to 599"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return Reject(200, "fine")
 
 
 class NoChoices(DirectRouter):
     """Answers without a choice."""
 
-    says = r"route\(\) returned an answer of 0 choices, expected 1"
+    says = r"place\(\) returned an answer of 0 choices, expected 1"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return Answer(())
 
 
 class NoTokens(DirectRouter):
     """Answers with a text where tokens belong."""
 
-    says = r"route\(\) returned an answer whose tokens are a str, expected a tuple of token ids"
+    says = r"place\(\) returned an answer whose tokens are a str, expected a tuple of token ids"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return Answer(({"tokens": "hello", "finish_reason": "stop"},))
 
 
 class Raises(DirectRouter):
     """Raises at every call."""
 
-    says = r"route\(\) raised ZeroDivisionError: .* by zero \(routers\.py:\d+\)"
+    says = r"place\(\) raised ZeroDivisionError: .* by zero \(routers\.py:\d+\)"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         return 1 // 0
 
 
 class Exits(DirectRouter):
     """Ends the process."""
 
-    says = r"route\(\) raised SystemExit: 4"
+    says = r"place\(\) raised SystemExit: 4"
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         raise SystemExit(4)
 
 
@@ -115,6 +115,6 @@ class Blocks(DirectRouter):
     says = r"router blocked the server"
     serves = True
 
-    def route(self, request: Any, fleet: Any) -> Any:
+    def place(self, request: Any, fleet: Any) -> Any:
         time.sleep(0.06)
-        return super().route(request, fleet)
+        return super().place(request, fleet)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.contracts.router import Answer, ApiRequest, ToEngine
+from engine.contracts.router import Answer, ApiRequest, Attempts
 from engine.service.messages_request import MessagesOptions
 from engine.service.protocol import ChatRequest, CompletionRequest
 from engine.service.responses_request import ResponsesOptions
@@ -34,7 +34,7 @@ def prompt(i: int) -> ApiRequest:
 
 
 def hits(cache: ResponseCacheRouter, *requests: ApiRequest) -> list[bool]:
-    return [isinstance(cache.route(request, FLEET), Answer) for request in requests]
+    return [isinstance(cache.place(request, FLEET), Answer) for request in requests]
 
 
 class TestConformance(RouterConformance):
@@ -44,15 +44,15 @@ class TestConformance(RouterConformance):
 
 def test_a_repeated_greedy_request_is_answered_from_memory():
     cache = make()
-    assert cache.route(REQUEST, FLEET) == ToEngine("default")
+    assert cache.place(REQUEST, FLEET) == Attempts(("default",), "the first")
     cache.finished(REQUEST, ANSWER)
-    assert cache.route(replace(REQUEST, request_id="again", stream=True), FLEET) == ANSWER
+    assert cache.place(replace(REQUEST, request_id="again", stream=True), FLEET) == ANSWER
 
 
 def test_a_stored_answer_needs_no_engine():
     cache = make()
     cache.finished(REQUEST, ANSWER)
-    assert cache.route(REQUEST, ()) == ANSWER
+    assert cache.place(REQUEST, ()) == ANSWER
 
 
 def test_a_seeded_request_is_answered_from_memory_for_that_seed_only():

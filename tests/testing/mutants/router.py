@@ -41,8 +41,8 @@ class Cache(ResponseCacheRouter):
     def seen(self, request: ApiRequest) -> ApiRequest:
         return request
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
-        return super().route(self.seen(request), fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        return super().place(self.seen(request), fleet)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         super().finished(self.seen(request), answer)
@@ -52,9 +52,9 @@ class Cache(ResponseCacheRouter):
 class AsksAServer(DirectRouter):
     """Waits 0.3 s for another server before it decides."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         time.sleep(0.3)
-        return super().route(request, fleet)
+        return super().place(request, fleet)
 
 
 @mutant(Suite, BLOCKS)
@@ -69,18 +69,18 @@ class WritesADatabase(DirectRouter):
 class WaitsForAnEngine(DirectRouter):
     """Sleeps until an engine may be there again."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         if not fleet:
             time.sleep(0.3)
-        return super().route(request, fleet)
+        return super().place(request, fleet)
 
 
 @mutant(Suite, "test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url", FLEETS)
 class NamesTheEngine(DirectRouter):
     """Returns the engine's name instead of a route."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Any:
-        route = super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Any:
+        route = super().place(request, fleet)
         return route.engine_id if isinstance(route, ToEngine) else route
 
 
@@ -88,16 +88,16 @@ class NamesTheEngine(DirectRouter):
 class FirstOfAll(DirectRouter):
     """Takes the first engine, dead or alive."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
-        return ToEngine(fleet[0].engine_id) if fleet else super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        return ToEngine(fleet[0].engine_id) if fleet else super().place(request, fleet)
 
 
 @mutant(Suite, REFUSED)
 class NothingForNobody(DirectRouter):
     """Returns None where no engine is alive."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Any:
-        route = super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Any:
+        route = super().place(request, fleet)
         return None if isinstance(route, Reject) else route
 
 
@@ -105,9 +105,9 @@ class NothingForNobody(DirectRouter):
 class EmptyFleet(DirectRouter):
     """Takes the least loaded engine of a fleet that may have none."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         least = min(fleet, key=lambda engine: engine.waiting)
-        return ToEngine(least.engine_id) if least.alive else super().route(request, fleet)
+        return ToEngine(least.engine_id) if least.alive else super().place(request, fleet)
 
 
 @mutant(Suite, FLEETS)
@@ -119,10 +119,10 @@ class RoundRobin(DirectRouter):
         self._known: list[str] = []
         self._turn = 0
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         alive = [engine.engine_id for engine in fleet if engine.alive]
         if not alive:
-            return super().route(request, fleet)
+            return super().place(request, fleet)
         self._known = self._known or alive
         self._turn += 1
         return ToEngine(self._known[self._turn % len(self._known)])
@@ -132,18 +132,18 @@ class RoundRobin(DirectRouter):
 class SharesOfLoad(DirectRouter):
     """Divides by the load of engines that have none."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         alive = [engine for engine in fleet if engine.alive]
         weights = {engine.engine_id: 1 / (engine.running + engine.waiting - 9) for engine in alive}
-        return ToEngine(max(weights, key=weights.__getitem__)) if weights else super().route(request, fleet)
+        return ToEngine(max(weights, key=weights.__getitem__)) if weights else super().place(request, fleet)
 
 
 @mutant(Suite, REFUSED)
 class RefusedAsFine(DirectRouter):
     """Refuses with status 200."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
-        route = super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        route = super().place(request, fleet)
         return replace(route, status=200) if isinstance(route, Reject) else route
 
 
@@ -151,8 +151,8 @@ class RefusedAsFine(DirectRouter):
 class RetryInAFraction(DirectRouter):
     """Asks clients to come back in half a second, where whole seconds are meant."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
-        route = super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        route = super().place(request, fleet)
         return replace(route, retry_after_s=0.5) if isinstance(route, Reject) else route  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ class RetryInAFraction(DirectRouter):
 class HostWithoutScheme(DirectRouter):
     """Sends requests to a host without saying how."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         return ToUrl("10.0.0.2:8000/v1")
 
 
@@ -168,10 +168,10 @@ class HostWithoutScheme(DirectRouter):
 class OnePromptOnly(DirectRouter):
     """Expects one prompt in a request."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         (prompt,) = request.prompts
         assert prompt
-        return super().route(request, fleet)
+        return super().place(request, fleet)
 
 
 @mutant(Suite, KINDS, raises=ValueError)
@@ -264,9 +264,9 @@ class AnswersTheLast(Cache):
 
     _last: ApiRequest | None = None
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         self._last = request
-        return super().route(request, fleet)
+        return super().place(request, fleet)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         super().finished(self._last or request, answer)
@@ -276,8 +276,8 @@ class AnswersTheLast(Cache):
 class DropsLogprobs(Cache):
     """Gives stored tokens back without their logprobs."""
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
-        route = super().route(request, fleet)
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        route = super().place(request, fleet)
         if not isinstance(route, Answer):
             return route
         return Answer(tuple({"tokens": choice["tokens"]} for choice in route.choices))
@@ -289,8 +289,8 @@ class BlocksNowAndThen(DirectRouter):
 
     _calls = 0
 
-    def route(self, request: ApiRequest, fleet: Fleet) -> Route:
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
         self._calls += 1
         if self._calls % 3 == 0:
             time.sleep(0.3)
-        return super().route(request, fleet)
+        return super().place(request, fleet)

@@ -12,10 +12,11 @@ from engine.http.state import ServerState
 
 
 async def counters(http: web.Request) -> web.StreamResponse:
-    return json_response(await read_counters(state_of(http)))
+    return json_response(await read_counters(state_of(http), http.query.get("engine")))
 
 
-async def read_counters(state: ServerState) -> dict[str, Any]:
-    engine = state.engine
+async def read_counters(state: ServerState, name: str | None = None) -> dict[str, Any]:
+    """``name``: the id of the engine, ``None``: the first one."""
+    engine = state.engine_of(name)
     readings = await state.read_exporters(engine.counters.readings)
     return {"engine": engine.id, "model": engine.model, "metrics": readings}

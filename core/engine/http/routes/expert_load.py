@@ -15,9 +15,10 @@ from engine.service.errors import ApiError
 async def expert_load(http: web.Request) -> web.StreamResponse:
     """Answers with an :class:`~engine.assembly.expert_load.ExpertLoadFile`; 404 where experts are not counted."""
     state = state_of(http)
-    if not state.engine.plan.parallelism.count_experts:
+    engine = state.engine_of(http.query.get("engine"))
+    if not engine.plan.parallelism.count_experts:
         raise ApiError("not_found", "Experts are not counted: start the engine with parallelism.count_experts=true.")
     try:
-        return json_response(expert_load_file(await state.engine.client.expert_load()))
+        return json_response(expert_load_file(await engine.client.expert_load()))
     except EngineDead as error:
         raise not_ready(error) from error

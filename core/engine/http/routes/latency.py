@@ -13,10 +13,12 @@ from engine.http.state import ServerState
 
 async def latency(http: web.Request) -> web.StreamResponse:
     """The summary of :class:`engine.service.latency.RollingLatency`, and whether any event was lost."""
-    return json_response(await read_latency(state_of(http)))
+    return json_response(await read_latency(state_of(http), http.query.get("engine")))
 
 
-async def read_latency(state: ServerState) -> dict[str, Any]:
-    summary = await state.read_exporters(state.engine.latency.summary)
+async def read_latency(state: ServerState, name: str | None = None) -> dict[str, Any]:
+    """``name``: the id of the engine, ``None``: the first one."""
+    engine = state.engine_of(name)
+    summary = await state.read_exporters(engine.latency.summary)
     events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
-    return {"engine": state.engine.id, **summary, "events": events}
+    return {"engine": engine.id, **summary, "events": events}

@@ -16,11 +16,12 @@ _SECRET_WORDS = ("api_key", "password", "secret", "credential", "access_token", 
 
 
 async def plan(http: web.Request) -> web.StreamResponse:
-    return json_response(read_plan(state_of(http)))
+    return json_response(read_plan(state_of(http), http.query.get("engine")))
 
 
-def read_plan(state: ServerState) -> dict[str, Any]:
-    engine = state.engine
+def read_plan(state: ServerState, name: str | None = None) -> dict[str, Any]:
+    """``name``: the id of the engine, ``None``: the first one."""
+    engine = state.engine_of(name)
     return {"id": engine.id, "plan": redacted(msgspec.to_builtins(engine.plan)), "engine": engine.client.info}
 
 

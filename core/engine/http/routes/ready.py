@@ -10,9 +10,9 @@ from engine.service.engines import not_ready
 
 
 async def ready(http: web.Request) -> web.StreamResponse:
-    """200 when the engine is up, makes progress whenever it owes output, and the server is not draining."""
+    """200 when an engine is up, makes progress whenever it owes output, and the server is not draining."""
     state = state_of(http)
-    reason = "draining" if state.admission.draining else state.engine.supervisor.not_ready()
-    if reason is not None:
+    if (reason := state.not_ready()) is not None:
         raise not_ready(reason)
-    return json_response({"status": "ready", "engine": state.engine.id, "step": state.engine.client.stats.step})
+    engine = next(engine for engine in state.engines.values() if engine.takes_requests)
+    return json_response({"status": "ready", "engine": engine.id, "step": engine.client.stats.step})

@@ -14,9 +14,11 @@ from engine.http.state import ServerState
 
 
 async def stats(http: web.Request) -> web.StreamResponse:
-    return json_response(await read_stats(state_of(http)))
+    return json_response(await read_stats(state_of(http), http.query.get("engine")))
 
 
-async def read_stats(state: ServerState) -> dict[str, Any]:
+async def read_stats(state: ServerState, name: str | None = None) -> dict[str, Any]:
+    """``name``: the id of the engine, ``None``: the first one."""
+    engine = state.engine_of(name)
     machine = await asyncio.to_thread(state.machine.read)
-    return {"engine": state.engine.id, **asdict(state.engine.client.stats), "machine": machine}
+    return {"engine": engine.id, **asdict(engine.client.stats), "machine": machine}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.model import DeviceFacts
@@ -45,6 +44,8 @@ def free_memory(device: DeviceFacts) -> int:
     Raises :class:`DoesNotFit` where the system does not say.
     """
     if device.kind == "cuda":
+        import torch  # not where memory is free for a CPU: the API process asks for that, too
+
         free, _ = torch.cuda.mem_get_info()
         return int(free)
     available = _field(Path("/proc/meminfo"), "MemAvailable:")
@@ -83,24 +84,27 @@ class Meter:
     """
 
     def __init__(self, device_kind: str) -> None:
-        self._cuda = device_kind == "cuda"
-        if self._cuda:
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._cuda: Any = None
+        if device_kind == "cuda":
+            import torch
+
+            self._cuda = torch.cuda
+            self._cuda.init()
         self.start = self.used()
 
     def used(self) -> int:
         """Now."""
-        return int(torch.cuda.memory_reserved()) if self._cuda else self._status("VmRSS:")
+        return int(self._cuda.memory_reserved()) if self._cuda else self._status("VmRSS:")
 
     def peak(self) -> int:
         """The most since :meth:`reset_peak`."""
-        return int(torch.cuda.max_memory_reserved()) if self._cuda else self._status("VmHWM:")
+        return int(self._cuda.max_memory_reserved()) if self._cuda else self._status("VmHWM:")
 
     def reset_peak(self) -> bool:
         """Forget the peak so far. False where the system does not let a process do so: the peak is then the most
         since the process began."""
         if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
+            self._cuda.reset_peak_memory_stats()
             return True
         try:
             Path("/proc/self/clear_refs").write_text("5")

@@ -39,7 +39,7 @@ class MineRouter:
     def __init__(self, config: MineRouterConfig, context: BuildContext) -> None:
         self._retry_after_s = config.retry_after_s
 
-    def route(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         """An engine, another server (``ToUrl``), a stored ``Answer`` to this very request, or ``Reject``."""
         for engine in fleet:
             if engine.alive:

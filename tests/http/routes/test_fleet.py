@@ -1,0 +1,134 @@
+"""A server with two engines: what it says of each, and that one of them is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from engine.contracts.config import SlotConfig
+from engine.contracts.router import Router
+from engine.http.server import Server
+from engine.testing.context import build_context
+from engine_plugins.exporter.config import PrometheusConfig
+from engine_plugins.exporter.prometheus import PrometheusExporter
+from engine_plugins.router.direct import DirectRouter
+
+from ...service.fakes import DirectRouter as Told
+from ...service.fakes import ScriptedClient, in_loop, make_plan, make_tokenizer, says
+from ..fakes import Running, chat
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Running, dict[str, ScriptedClient]]]:
+    """A server, and its engines ``a`` and ``b``, which say their names."""
+    clients = {name: ScriptedClient(says(f"I am {name}")) for name in "ab"}
+    router: Router = DirectRouter(SlotConfig(), build_context())
+    exporter: Any = PrometheusExporter(PrometheusConfig(), build_context())
+    server = Server(make_plan(), clients, router, [exporter], make_tokenizer(), say=lambda line: None)
+    await server.listen()
+    for engine in server.state.engines.values():
+        await engine.supervisor.start()
+    try:
+        yield Running(server, clients["a"], Told(), exporter), clients
+    finally:
+        await server.close()
+
+
+async def read(server: Running, path: str) -> Any:
+    status, _, body = await server.get(path)
+    assert status == 200, body
+    return json.loads(body)
+
+
+async def said(server: Running) -> str:
+    status, _, body = await server.post(CHAT, chat())
+    assert status == 200, body
+    return str(json.loads(body)["choices"][0]["message"]["content"])
+
+
+@in_loop
+async def test_the_fleet_says_of_each_engine_how_it_is_and_what_was_sent_there() -> None:
+    async with two() as (server, clients):
+        clients["a"].hold_before = 1
+        running = asyncio.create_task(server.post(CHAT, chat(n=2)))
+        await clients["a"].holding.wait()
+        a, b = (await read(server, "/engine/fleet"))["engines"]
+        assert (a["id"], a["state"], a["ready"], a["starts"]) == ("a", "serving", True, 1)
+        assert a["load"]["sequences"] == 2 and a["load"]["running_tokens"] > 0
+        assert b["load"] == {"sequences": 0, "queued_tokens": 0, "running_tokens": 0}
+        clients["a"].proceeding.set()
+        assert (await running)[0] == 200
+        assert (await read(server, "/engine/fleet"))["engines"][0]["load"] == b["load"]
+
+
+@in_loop
+async def test_a_server_is_ready_and_healthy_while_one_engine_is() -> None:
+    async with two() as (server, clients):
+        assert (await said(server), (await read(server, "/ready"))["engine"]) == ("I am a", "a")
+        clients["a"].die()
+        assert (await said(server), (await read(server, "/ready"))["engine"]) == ("I am b", "b")
+        assert (await read(server, "/health"))["engine"] == "serving"
+        clients["b"].die()
+        status, _, body = await server.get("/ready")
+        assert status == 503 and b"a: engine dead, b: engine dead" in body
+        assert (await server.get("/health"))[0] == 200, "they are started again"
+        for engine in server.server.state.engines.values():
+            engine.supervisor.state = "failed"
+        assert (await server.get("/health"))[0] == 503
+
+
+@in_loop
+async def test_routes_about_an_engine_take_its_id() -> None:
+    async with two() as (server, clients):
+        clients["a"].die()
+        await said(server)
+        for path in ("stats", "counters", "latency"):
+            assert (await read(server, f"/engine/{path}"))["engine"] == "a"
+            assert (await read(server, f"/engine/{path}?engine=b"))["engine"] == "b"
+        assert (await read(server, "/engine/plan?engine=b"))["id"] == "b"
+        status, _, body = await server.get("/engine/stats?engine=c")
+        assert status == 404 and b"there are: a, b" in body
+        counted = {}
+        for name in "ab":
+            found = (await read(server, f"/engine/counters?engine={name}"))["metrics"]
+            (ttft,) = [each for each in found if each["name"] == "engine_ttft_seconds"]
+            counted[name] = sum(ttft["counts"])
+        assert counted == {"a": 0, "b": 1}
+
+
+@in_loop
+async def test_a_scrape_has_each_metric_once_with_a_line_for_each_engine() -> None:
+    async with two() as (server, _):
+        page = (await server.get("/metrics"))[2].decode()
+        assert page.count("# TYPE engine_ttft_seconds histogram") == 1
+        assert page.count("engine_ttft_seconds_count{") == 2
+        assert 'engine="a"' in page and 'engine="b"' in page
+
+
+@in_loop
+async def test_three_crashes_end_an_engine_and_the_last_one_ends_the_server() -> None:
+    lines: list[str] = []
+    clients = {name: ScriptedClient(says(f"I am {name}")) for name in "ab"}
+    router: Router = DirectRouter(SlotConfig(), build_context())
+    server = Server(make_plan(), clients, router, [], make_tokenizer(), say=lines.append)
+    running = asyncio.create_task(server.run())
+    while not any(line.startswith("ready") for line in lines):
+        await asyncio.sleep(0.01)
+    for engine in server.state.engines.values():
+        engine.supervisor._poll_s = engine.supervisor._backoff_s = 0.001
+    asked = Running(server, clients["a"], Told(), None)  # type: ignore[arg-type]
+    for name, others in (("a", "I am b"), ("b", "")):
+        client = clients[name]
+        client.fail_starts = 2
+        client.die()
+        while server.state.engines[name].state != "failed":
+            await asyncio.sleep(0.01)
+        if others:
+            assert await said(asked) == others and not running.done()
+    assert await running == 1
+    assert any("3 crashes within 60 s" in line for line in lines)

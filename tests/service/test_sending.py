@@ -1,0 +1,132 @@
+"""A sequence goes on to the next engine until one has begun with it, and is counted where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from engine.contracts.request import TokensOut
+from engine.contracts.router import Attempts
+from engine.loop.messages import EngineStats, StepOutputs
+from engine.service.errors import ApiError
+from engine.service.load import Load
+
+from .fakes import ids, in_loop
+from .test_dispatch import BOTH, Fleet, texts
+
+
+def nothing_is_left(fleet: Fleet) -> bool:
+    return all(engine.load == Load() and not engine.sendings for engine in fleet.engines.values())
+
+
+@in_loop
+async def test_a_sequence_without_a_token_moves_on_from_an_engine_that_dies() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job(n=2)))
+    await client.holding.wait()
+    assert fleet.engines["a"].load == Load(sequences=2, queued_tokens=4)
+    client.die()
+    assert await running == ["I am b"] * 2
+    assert nothing_is_left(fleet) and fleet.router.told == ["a", "b"]
+
+
+@in_loop
+async def test_a_sequence_that_has_begun_ends_with_its_engine_and_is_never_answered_twice() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.hold_before = 2
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    assert fleet.engines["a"].load == Load(sequences=1, running_tokens=4)
+    client.die()
+    with pytest.raises(ApiError) as failed:
+        await running
+    assert failed.value.code == "engine_dead" and fleet.clients["b"].requests == []
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_an_engine_that_is_drained_ends_what_it_has_begun_and_lets_go_of_the_rest() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.hold_before = 0
+    moving = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    client.hold_before, client.holding = 1, asyncio.Event()
+    staying = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    fleet.engines["a"].drain()
+    assert await moving == ["I am b"]
+    client.proceeding.set()
+    assert await staying == ["I am a"]
+    assert await texts(fleet, fleet.job()) == ["I am b"]
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_tokens_that_come_while_a_sequence_leaves_are_not_answered() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.hold_before, client.slow_to_abort = 0, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    fleet.engines["a"].drain()
+    (request,) = client.requests
+    client.deliver(StepOutputs((TokensOut(request.request_id, tuple(ids("no"))),), (), EngineStats()))
+    client.slow_to_abort.set()
+    assert await running == ["I am b"]
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_without_another_engine_a_drained_one_ends_what_waits_there() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = Attempts(("a",)), fleet.clients["a"]
+    client.hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    fleet.engines["a"].drain()
+    client.proceeding.set()
+    assert await running == ["I am a"]
+
+
+@in_loop
+async def test_counts_return_to_zero_after_any_mix_of_ends() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    rng = random.Random(0)
+
+    async def one() -> None:
+        fleet.router.decision = Attempts(tuple(rng.sample("ab", 2)), cached_tokens=(rng.randrange(4),))
+        job = fleet.job(n=rng.randint(1, 3))
+        with suppress(ApiError, asyncio.CancelledError):
+            route = fleet.dispatcher.place(job.api)
+            assert isinstance(route, Attempts)
+            async with fleet.dispatcher.generate(job, route) as generation:
+                async for _ in generation:
+                    if rng.random() < 0.1:
+                        raise asyncio.CancelledError
+                    await asyncio.sleep(0)
+
+    for turn in range(30):
+        crowd = [asyncio.create_task(one()) for _ in range(rng.randint(1, 8))]
+        await asyncio.sleep(0)
+        victim = fleet.clients[rng.choice("ab")]
+        if turn % 3 == 0:
+            victim.die()
+            await victim.start()
+        elif turn % 3 == 1:
+            for task in rng.sample(crowd, len(crowd) // 2):
+                task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        assert nothing_is_left(fleet), [engine.load for engine in fleet.engines.values()]
