@@ -63,6 +63,8 @@ async def test_a_grammar_that_is_wrong_is_refused_in_the_plugins_words() -> None
             (Grammar("json_schema", '{"$ref": "#"}'), ""),
             (Grammar("regex", r"[^\x00-\x{10FFFF}]"), ""),
             (Grammar("json_schema", '{"x-guidance": {"lenient": true}}'), "x-guidance"),
+            (Grammar("lark", '%llguidance {"no_forcing": true}\nstart: "a"'), "%llguidance"),
+            (Grammar("gbnf", 'root ::= "a"\n %llguidance {}'), "%llguidance"),
             (Grammar("choice", '["<|end|>x"]'), "special token"),
             (Grammar("json_schema", '{"properties": {"<|end|>": {}}}'), "special token"),
         ):

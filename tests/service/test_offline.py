@@ -137,6 +137,11 @@ def nothing_is_held(stats: EngineStats) -> bool:
         ("logit_bias", {5: float("nan")}),
         ("stop_token_ids", [-1]),
         ("stop", [""]),
+        ("stop", 5),
+        ("priority", "high"),
+        ("priority", True),
+        ("cache_salt", 5),
+        ("cache_salt", "\ud800"),
         ("max_tokns", 5),
     ],
 )
@@ -211,6 +216,8 @@ def test_a_stop_counts_once_the_output_is_long_enough(llm: LLM) -> None:
         Grammar("json_schema", ""),
         Grammar("json_schema", "[" * 5000),
         Grammar("choice", "[1]"),
+        Grammar("choice", "[]"),
+        Grammar("choice", '["a", ""]'),
         Grammar("calls", "{}"),
     ],
 )

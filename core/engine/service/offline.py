@@ -23,7 +23,13 @@ from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.environment import with_defaults
 from engine.loop.messages import EngineStats
 from engine.service.errors import ApiError
-from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
+from engine.service.offline_arguments import (
+    check_queueing,
+    checked_sampling,
+    checked_stops,
+    checked_text,
+    checked_tokens,
+)
 from engine.service.output import Delta, Output, joined
 from engine.service.output_text import OutputText
 from engine.service.parsing import parse_chat
@@ -114,6 +120,7 @@ class LLM:
         if isinstance(prompts, str):
             raise TypeError("prompts is one string; expected a list of prompts")
         params = checked_sampling(sampling, self.info.vocab_size)
+        check_queueing(priority, cache_salt)
         if params.grammar is not None:
             self._engine.grammars.prepare(params.grammar)  # raises what is wrong with it
         stops = checked_stops(stop)

@@ -16,7 +16,8 @@ Count = Annotated[int, Meta(ge=0)]
 Finite = Annotated[float, Meta(ge=-1e6, le=1e6)]
 MOST_SHOWN = 80
 """Characters of a grammar in an error."""
-_JSON_KINDS: dict[str, Any] = {"json_schema": dict[str, Any] | bool, "choice": list[str], "calls": CallsGrammar}
+_Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+_JSON_KINDS: dict[str, Any] = {"json_schema": dict[str, Any] | bool, "choice": _Choices, "calls": CallsGrammar}
 """Of what JSON the text of a grammar is."""
 
 
@@ -106,12 +107,25 @@ def checked_text(text: str, where: str) -> str:
 
 
 def checked_stops(stop: Sequence[str]) -> tuple[str, ...]:
-    """Stop strings; one string is one of them."""
+    """Stop strings; one string is one of them. Raises ``ValueError``."""
+    if not hasattr(stop, "__iter__"):
+        raise ValueError(f"stop={stop!r}: expected text, or a list of texts")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in stops:
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop: {text!r}: expected text of at least one character")
     return stops
+
+
+def check_queueing(priority: int, cache_salt: str) -> None:
+    """Raises ``TypeError`` naming the argument."""
+    for name, value, kind, expected in (
+        ("priority", priority, int, "a whole number, lower ones run first"),
+        ("cache_salt", cache_salt, str, "text"),
+    ):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: expected {expected}")
+    checked_text(cache_salt, "cache_salt")
 
 
 def _named(message: str, sampling: Mapping[str, Any]) -> Exception:
