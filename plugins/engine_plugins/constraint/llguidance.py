@@ -2,8 +2,8 @@
 
 The library (https://github.com/guidance-ai/llguidance) reads ``tokenizer.json`` itself. It refuses what it cannot
 enforce of a JSON schema, and property order is that of the schema. A text that a grammar forces is spelt as the
-vocabulary spells it. Left to the model (the library's ``no_forcing``) masks of long texts cost less, and outputs take more
-tokens than that saves: ``docs/measured.md``.
+vocabulary spells it. Left to the model (the library's ``no_forcing``) masks of long texts cost less, and outputs take
+more tokens than that saves: ``docs/measured.md``.
 """
 
 from __future__ import annotations
