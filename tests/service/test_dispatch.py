@@ -22,11 +22,11 @@ from .fakes import DirectRouter, MemoryExporter, ScriptedClient, ids, in_loop, m
 
 
 class Fleet:
-    """Two engines that say their names."""
+    """Engines that say their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = "ab") -> None:
         self.router = DirectRouter()
-        self.clients = {name: ScriptedClient(says(f"I am {name}")) for name in "ab"}
+        self.clients = {name: ScriptedClient(says(f"I am {name}")) for name in names}
         self.engines = {
             name: EngineHandle(name, make_plan(), client, make_tokenizer()) for name, client in self.clients.items()
         }

@@ -37,6 +37,41 @@ async def test_a_sequence_without_a_token_moves_on_from_an_engine_that_dies() ->
 
 
 @in_loop
+async def test_a_sequence_with_two_engines_that_died_fails_and_ends_no_third() -> None:
+    fleet = Fleet("abc")
+    await fleet.start()
+    fleet.router.decision = Attempts(("a", "b", "c"))
+    for name in "ab":
+        fleet.clients[name].hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    for name in "ab":
+        await fleet.clients[name].holding.wait()
+        fleet.clients[name].die()
+    with pytest.raises(ApiError) as failed:
+        await running
+    assert failed.value.code == "engine_dead" and fleet.clients["c"].requests == []
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_a_sequence_that_waits_follows_a_rolling_restart_there_and_back() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision = BOTH
+    a, b = (fleet.engines[name] for name in "ab")
+    for client in fleet.clients.values():
+        client.hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await fleet.clients["a"].holding.wait()
+    a.drain()
+    await fleet.clients["b"].holding.wait()
+    a.draining, fleet.clients["a"].hold_before = False, None
+    b.drain()
+    assert await running == ["I am a"]
+    assert fleet.router.told == ["a", "b"] and nothing_is_left(fleet)
+
+
+@in_loop
 async def test_a_sequence_that_has_begun_ends_with_its_engine_and_is_never_answered_twice() -> None:
     fleet = Fleet()
     await fleet.start()

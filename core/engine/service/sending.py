@@ -10,10 +10,13 @@ from engine.loop.client import EngineDead, OutputStream
 from engine.service.engines import EngineHandle
 from engine.service.load import Share
 
+MOST_DEATHS = 2
+"""A sequence that was with so many engines when they died fails: it may be what they died of."""
+
 
 class Sending:
     """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. While no token
-    has come the next one takes over from an engine that dies, or that is told to let go of what it has not begun."""
+    has come another one takes over from an engine that dies, or that is told to let go of what it has not begun."""
 
     def __init__(
         self,
@@ -26,23 +29,24 @@ class Sending:
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
-        ``reason``: why that one is the first, ``None``: there is
-        no other. Raises :class:`EngineDead` where none takes it."""
+        ``reason``: why that one is the first, ``None``: there is no other. Raises :class:`EngineDead` where none takes
+        it."""
         self.request = request
         self._reason = reason
-        self._left = list(engines)
+        self._engines = engines
+        self._others = tuple(engines)
+        """Without the one that has the sequence."""
         self._cached_tokens = cached_tokens
         self._sent = sent
         self._has_begun = False
         self._is_aborted = False
         self._leaves = False
-        self._attempt = 0
+        self._attempt = self._num_deaths = 0
         self._send(None)
 
     def _send(self, failure: EngineDead | None) -> None:
-        """To the next engine that takes it. Raises ``failure``, or :class:`EngineDead`, where there is none."""
-        while self._left:
-            engine = self._left.pop(0)
+        """To the first other engine that takes it. Raises ``failure``, or :class:`EngineDead`, where there is none."""
+        for engine in self._others:
             if not engine.takes_requests:
                 continue
             try:
@@ -52,6 +56,7 @@ class Sending:
                 continue
             self.engine = engine
             """Which has the sequence."""
+            self._others = tuple(other for other in self._engines if other is not engine)
             self.sent_s = time.monotonic()
             """When it was sent there."""
             cached_tokens, self._cached_tokens = self._cached_tokens, 0
@@ -72,7 +77,8 @@ class Sending:
                 out = await self._stream.__anext__()
             except EngineDead as dead:
                 self.close()
-                if self._has_begun or self._is_aborted:
+                self._num_deaths += 1
+                if self._has_begun or self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
                 self._send(dead)
@@ -97,9 +103,10 @@ class Sending:
         return {"engine": self.engine.id, "attempt": self._attempt, "reason": self._reason}
 
     def leave(self) -> None:
-        """Go to the next engine, if there is one and no token has come."""
-        others = [engine for engine in self._left if engine.takes_requests]
-        if others and not (self._has_begun or self._is_aborted or self._leaves):
+        """Go to another engine, if one takes it and no token has come."""
+        if any(engine.takes_requests for engine in self._others) and not (
+            self._has_begun or self._is_aborted or self._leaves
+        ):
             self._leaves = True
             self._stream.abort()
 
