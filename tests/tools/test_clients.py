@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,3 +70,20 @@ def test_a_server_that_ends_at_once_is_told_with_its_words(tmp_path: Path) -> No
 )
 def test_the_text_of_a_stream(body: bytes) -> None:
     assert streamed(Reply(200, {}, body)) == "a b"
+
+
+NPM_CLIENT = "openai@6.49.0"
+
+
+def test_the_official_client_for_javascript_gets_what_it_asks_for(tmp_path: Path) -> None:
+    """Where npm is there and may install."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("there is no npm")
+    install = [npm, "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", NPM_CLIENT]
+    installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    if installed.returncode:
+        pytest.skip(f"npm cannot install: {installed.stderr.strip()[:200]}")
+    tried = [sys.executable, "-m", "tools.clients", "--node", str(tmp_path)]
+    done = subprocess.run(tried, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "| clients: openai (node) 6" in done.stdout, done.stdout + done.stderr
