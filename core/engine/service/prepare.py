@@ -140,7 +140,7 @@ def make_job(
     least = engine.plan.settings.server.least_priority
     if options.priority is not None and options.priority < least:
         raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
-    use = reasoning_use(options, engine.tokenizer, engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
+    use = reasoning_use(options, engine.tokenizer, lambda: engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
     api = ApiRequest(
         request_id=f"{options.id_prefix}{uuid.uuid4().hex}",
         kind=options.kind,

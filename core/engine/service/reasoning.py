@@ -7,8 +7,9 @@ begins with the first text thinks. What a thought is called on the wire, each fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from engine.contracts.constraint import Grammar
@@ -57,6 +58,7 @@ SYNTAXES = (
 """Thoughts in other syntaxes are text."""
 
 
+@lru_cache(8)
 def reasoning_syntax_of(template: str) -> ReasoningSyntax | None:
     """The syntax that a chat template teaches; ``None``: none of these."""
     return next((syntax for syntax in SYNTAXES if any(text in template for text in syntax.markers)), None)
@@ -83,8 +85,10 @@ class ReasoningUse:
         return ReasoningParser(self, inner)
 
 
-def reasoning_use(options: GenerationRequest, tokenizer: Tokenizer, tail: str) -> ReasoningUse | None:
-    """``tail``: the end of the prompt's text. ``None`` for a request that is no chat, and a model that does not think.
+def reasoning_use(
+    options: GenerationRequest, tokenizer: Tokenizer, read_tail: Callable[[], str]
+) -> ReasoningUse | None:
+    """``read_tail()`` is the end of the prompt's text. ``None`` for a request that is no chat, and a model that does not think.
     Raises :class:`ApiError` ``invalid`` where such a model's thoughts are to be limited."""
     if not isinstance(options, ChatOptions):
         return None
@@ -96,6 +100,7 @@ def reasoning_use(options: GenerationRequest, tokenizer: Tokenizer, tail: str) -
         raise bad_request(f"{at}: this model's chat template has {has}.", at)
     if syntax is None:
         return None
+    tail = read_tail()
     end = tail.rstrip()
     place: Place = "within" if end.endswith(syntax.opens) else "after" if end.endswith(syntax.closes) else "before"
     special = not tokenizer.special_ids.keys().isdisjoint((syntax.opening_token, syntax.closes))

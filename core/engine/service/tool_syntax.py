@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,6 +145,7 @@ SYNTAXES = (
 """Looked for in this order; which models use which, docs/serving.md says."""
 
 
+@lru_cache(8)
 def syntax_of(template: str) -> CallSyntax | None:
     """The syntax that a chat template teaches; ``None``: none of these."""
     return next((syntax for syntax in SYNTAXES if syntax.marker in template), None)
