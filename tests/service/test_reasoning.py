@@ -127,23 +127,23 @@ def tokenizer(template: str = QWEN, **ids: int) -> Any:
     ],
 )
 def test_the_end_of_a_prompt_says_where_its_output_stands(tail: str, place: str) -> None:
-    found = reasoning_use(ChatOptions(), tokenizer(), tail)
+    found = reasoning_use(ChatOptions(), tokenizer(), lambda: tail)
     assert found is not None and (found.syntax, found.place, found.is_shown) == (THINK, place, True)
-    assert reasoning_use(CompletionOptions(), tokenizer(), tail) is None
-    assert reasoning_use(ChatOptions(), tokenizer("{{ messages }}"), tail) is None
+    assert reasoning_use(CompletionOptions(), tokenizer(), lambda: tail) is None
+    assert reasoning_use(ChatOptions(), tokenizer("{{ messages }}"), lambda: tail) is None
 
 
 def test_thoughts_that_are_messages_are_found_by_their_headers_and_have_no_budget() -> None:
     model = tokenizer("<|start|>assistant<|channel|>analysis<|message|>")
-    found = reasoning_use(ChatOptions(), model, "<|end|><|start|>assistant<|channel|>")
+    found = reasoning_use(ChatOptions(), model, lambda: "<|end|><|start|>assistant<|channel|>")
     assert found is not None and found.syntax.channels and found.header == "<|channel|>"
     assert reasoning_tokens(ChatOptions(), found, model, Grammar("json_object"), 100) is None, "it is in the grammar"
     parser = found.parser(None)
     parts = [*parser.feed("analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Yes")]
     assert merged([*parts, *parser.finish()]) == (Reasoning("why"), Text("Yes"))
     with pytest.raises(ApiError, match="no syntax of thoughts that this server can limit"):
-        reasoning_use(ChatOptions(thinking_token_budget=9), model, "")
-    assert reasoning_use(ChatOptions(), tokenizer("<|end|>"), "") is None, "many templates have such a token"
+        reasoning_use(ChatOptions(thinking_token_budget=9), model, lambda: "")
+    assert reasoning_use(ChatOptions(), tokenizer("<|end|>"), lambda: "") is None, "many templates have such a token"
 
 
 def test_a_grammar_and_a_budget_need_the_tokens_around_a_thought() -> None:
@@ -161,4 +161,4 @@ def test_a_grammar_and_a_budget_need_the_tokens_around_a_thought() -> None:
         with pytest.raises(ApiError, match="no token of this model"):
             reasoning_tokens(options, use(place), without, grammar, 100)
     with pytest.raises(ApiError, match="no syntax of thoughts"):
-        reasoning_use(asked, tokenizer("{{ messages }}"), "")
+        reasoning_use(asked, tokenizer("{{ messages }}"), lambda: "")

@@ -87,9 +87,9 @@ async def attack(options: argparse.Namespace) -> list[Row]:
 
 async def _program(name: str, path: str, url: str) -> Row:
     with tempfile.TemporaryDirectory(prefix="engine-client-") as folder:
-        at, wrong = Place(os.path.abspath(path), url, Path(folder)), ""
-        version = await at.version()
+        at, version, wrong = Place(os.path.abspath(path), url, Path(folder)), "", ""
         try:
+            version = await at.version()
             await PROGRAMS[name](at)
         except Exception as error:
             wrong = f"{type(error).__name__}: {str(error)[:400]}"
