@@ -222,7 +222,7 @@ def test_an_exporter_of_two_packages_is_selected_by_its_distribution() -> None:
         (["check", "quantizer=int9"], "did you mean 'int8'"),
         (["show", "ngrm"], "did you mean 'ngram'"),
         (["show", "draftr=ngram"], "no such slot 'draftr'; did you mean 'drafter'"),
-        (["show", "router"], "router is a slot; its plugins are router=direct, router=response_cache"),
+        (["show", "router"], "router is a slot; its plugins are router=direct, router=round_robin"),
         (["show"], "required: PLUGIN"),
         (["check", "direct", "--set", "x"], "--set x: expected an attribute of the suite and its value"),
         (["new", "schedulr", "x"], "did you mean 'scheduler'"),

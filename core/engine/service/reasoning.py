@@ -88,8 +88,8 @@ class ReasoningUse:
 def reasoning_use(
     options: GenerationRequest, tokenizer: Tokenizer, read_tail: Callable[[], str]
 ) -> ReasoningUse | None:
-    """``read_tail()`` is the end of the prompt's text. ``None`` for a request that is no chat, and a model that does not
-    think. Raises :class:`ApiError` ``invalid`` where such a model's thoughts are to be limited."""
+    """``read_tail()`` is the end of the prompt's text. ``None`` for a request that is no chat, and where the model does
+    not think. Raises :class:`ApiError` ``invalid`` where such a model's thoughts are to be limited."""
     if not isinstance(options, ChatOptions):
         return None
     template = tokenizer.template

@@ -3,7 +3,8 @@
 Deterministic are greedy requests (``temperature`` 0) and requests with a ``seed``, whose samples depend on
 seed and position only. A stored answer comes back only if everything that shapes the answer is equal;
 requests with different ``cache_salt`` never share answers, so tenants can be kept apart. Improves TTFT and
-end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise.
+end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise. What is not stored goes where
+``prefix`` sends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, ApiRequest, EngineView, Route
-from engine_plugins.router.direct import alive_in
+from engine_plugins.router.prefix import PrefixConfig, PrefixRouter
 
 ENTRY_BYTES = 512
 """What an entry costs besides its answer: key, table slot, bookkeeping."""
@@ -56,6 +57,7 @@ class ResponseCacheRouter:
         self._max_bytes = config.max_bytes
         self._entries: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
         self._bytes = 0
+        self._others = PrefixRouter(PrefixConfig(), context)
 
     def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         if is_deterministic(request):
@@ -63,7 +65,10 @@ class ResponseCacheRouter:
             if (entry := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
                 return entry[0]
-        return alive_in(fleet)
+        return self._others.place(request, fleet)
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        self._others.begun(request, engine_id)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         if not is_deterministic(request) or not is_complete(request, answer):
