@@ -37,6 +37,40 @@ async def test_a_sequence_without_a_token_moves_on_from_an_engine_that_dies() ->
 
 
 @in_loop
+async def test_a_sequence_without_a_token_waits_for_an_engine_that_starts_again() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision = BOTH
+    a, b = (fleet.clients[name] for name in "ab")
+    b.die()
+    a.hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await a.holding.wait()
+    a.die()
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    await b.start()
+    assert await running == ["I am b"]
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_a_sequence_does_not_wait_for_an_engine_that_was_given_up() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision = BOTH
+    fleet.clients["b"].die()
+    fleet.engines["b"].supervisor.state = "failed"
+    fleet.clients["a"].hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await fleet.clients["a"].holding.wait()
+    fleet.clients["a"].die()
+    with pytest.raises(ApiError):
+        await running
+    assert nothing_is_left(fleet)
+
+
+@in_loop
 async def test_a_sequence_with_two_engines_that_died_fails_and_ends_no_third() -> None:
     fleet = Fleet("abc")
     await fleet.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -12,6 +13,9 @@ from engine.service.load import Share
 
 MOST_DEATHS = 2
 """A sequence that was with so many engines when they died fails: it may be what they died of."""
+WAIT_S = 15.0
+"""How long a sequence waits for another engine that is starting again."""
+POLL_S = 0.05
 
 
 class Sending:
@@ -81,18 +85,29 @@ class Sending:
                 if self._has_begun or self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
-                self._send(dead)
+                await self._send_soon(dead)
                 continue
             if out.finish_reason is not None:
                 self.close()
             if self._leaves and out.finish_reason != "error":  # what comes now nobody has seen: all of it comes again
                 if out.finish_reason is not None:
                     self._leaves = False
-                    self._send(None)
+                    await self._send_soon(None)
                 continue
             self._has_begun = self._has_begun or bool(out.tokens or out.prompt_logprobs)
             self._share.took(len(out.tokens))
             return out
+
+    async def _send_soon(self, failure: EngineDead | None) -> None:
+        """As :meth:`_send`, once another engine takes it."""
+        last_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return self._send(failure)
+            except EngineDead:
+                if time.monotonic() > last_s or all(engine.state == "failed" for engine in self._others):
+                    raise
+            await asyncio.sleep(POLL_S)
 
     @property
     def route(self) -> Mapping[str, str | int]:
