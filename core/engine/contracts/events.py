@@ -1,6 +1,7 @@
 """What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches.
 
-``engine`` of an event is the id of the engine that it is of. Events without it are the server's.
+``engine`` of an event is the id of the engine that it is of. Events without it are the server's: they are counted for
+its first engine.
 """
 
 from __future__ import annotations

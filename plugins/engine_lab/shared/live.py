@@ -46,6 +46,14 @@ def samples_of(readings: Iterable[Reading]) -> Iterator[Sample]:
         yield Sample(f"{reading.name}_count", {}, below)
 
 
+def by_engine(readings: Iterable[Reading]) -> dict[str, list[Reading]]:
+    """The readings of each engine, by its id."""
+    found: dict[str, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault(reading.engine, []).append(reading)
+    return found
+
+
 def bound_text(bound: float) -> str:
     """``le`` of a bucket, as pages for Prometheus have it."""
     return "+Inf" if math.isinf(bound) else f"{bound:.1f}" if bound == int(bound) else repr(bound)
