@@ -95,7 +95,8 @@ def check(board: Dashboard, api: str) -> int:
 
 def filled(promql: str, board: Dashboard) -> str:
     """As Grafana fills in its variables."""
-    values = {"$__rate_interval": f"{4 * SCRAPE_S + 6}s", "$job": ".*", "$model": ".*", "$instance": ".*"}
+    chosen = dict.fromkeys(("$job", "$model", "$instance", "$engine"), ".*")
+    values = {"$__rate_interval": f"{4 * SCRAPE_S + 6}s", **chosen}
     for name, value in (values | {f"${name}": choices[0] for name, choices in board.choices.items()}).items():
         promql = promql.replace(name, value)
     return promql

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from engine.contracts.events import DroppedEvent, Event, FirstTokenEvent, PrefixCacheEvent, ProxiedEvent, StepEvent
+import time
+
+from engine.contracts.events import (
+    DroppedEvent,
+    Event,
+    FirstTokenEvent,
+    PrefixCacheEvent,
+    ProxiedEvent,
+    RejectedEvent,
+    StepEvent,
+)
 from engine.counters import declared
 from engine.loop.messages import StepOutputs
-from engine.service.engines import EngineHandle
+from engine.service.engines import EngineHandle, count_for
 from engine.testing.exporter import one_of_each, step_event
 
 from .fakes import ScriptedClient, in_loop, make_plan, make_tokenizer
@@ -30,17 +40,23 @@ async def test_events_that_an_engine_sends_are_published_with_its_name() -> None
 
 
 @in_loop
-async def test_an_engine_counts_its_own_events_and_those_of_the_server() -> None:
-    engine = handle("second")
-    engine.count([
-        FirstTokenEvent(0.0, "r1", 5.0),
-        FirstTokenEvent(0.0, "r2", 5.0, "second"),
+async def test_an_event_is_counted_for_its_engine_and_those_of_the_server_once() -> None:
+    engines = {name: handle(name) for name in ("first", "second")}
+    count_for(engines, [
+        FirstTokenEvent(0.0, "r1", 5.0, "elsewhere"),
+        FirstTokenEvent(time.monotonic(), "r2", 5.0, "second"),
+        RejectedEvent(0.0, 429, "full", "first"),
         DroppedEvent(0.0, 3),
     ])  # fmt: skip
-    readings = {reading.name: reading for reading in engine.counters.readings()}
-    assert {reading.engine for reading in readings.values()} == {"second"}
-    assert sum(readings[declared.TTFT.name].counts) == 1
-    assert readings[declared.DROPPED_EVENTS.name].values == {"": 3.0}
+    counted = {}
+    for name, engine in engines.items():
+        readings = {reading.name: reading for reading in engine.counters.readings()}
+        assert {reading.engine for reading in readings.values()} == {name}
+        rejected = readings[declared.REJECTED.name].values["429"]
+        dropped = readings[declared.DROPPED_EVENTS.name].values[""]
+        counted[name] = (sum(readings[declared.TTFT.name].counts), rejected, dropped)
+    assert counted == {"first": (0, 1, 3), "second": (1, 0, 0)}
+    assert engines["second"].latency.summary()["ttft_ms"]["count"] == 1
 
 
 def test_every_event_but_those_of_the_server_names_its_engine() -> None:

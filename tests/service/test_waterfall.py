@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -128,6 +127,40 @@ def test_steps_of_another_engine_are_no_part_of_a_request() -> None:
     assert steps[0] == [0, 0, 0] and all(steps[1])
 
 
+def test_a_request_that_moved_on_has_the_time_before_in_route_and_steps_of_the_engine_that_served_it() -> None:
+    """The first engine admitted and preempted it, computed a part of its prompt, and died."""
+    at_first = [
+        AdmittedEvent(1.002, "mine-0", 1.0, 0, 1, engine="first"),
+        *(msgspec.structs.replace(each, engine="first") for each in STEPS),
+        PreemptedEvent(1.045, "mine-0", 64, by="other-0", engine="first"),
+    ]
+    served = [
+        msgspec.structs.replace(step(1, 90, Chunk("mine-0", 96, 0)), engine="second"),
+        msgspec.structs.replace(step(2, 130), engine="second"),
+    ]
+    moved = request(route_ms=60.5, e2e_ms=131.0, engine="second", attempts=2)
+    found = one(*at_first, *served, moved)
+    spans = {span.name: span for span in found.spans}
+    assert spans["route"].detail == {"attempts": 2} and found.plain()["attempts"] == 2
+    assert found.cause == "route 46 %, 1 engine had it before second"
+    assert [chunk.detail["num_tokens"] for chunk in spans["prefill"].inside] == [96]
+    assert not any("blocked_by" in span.detail or "preempted" in span.detail for span in found.spans)
+
+
+def test_the_requests_of_one_engine_can_be_asked_for() -> None:
+    waterfalls = Waterfalls()
+    waterfalls.add([request(f"{engine}-{at}", engine=engine) for at in range(3) for engine in ("a", "b")])
+    assert [found.request.request_id for found in waterfalls.recent(2, "a")] == ["a-2", "a-1"]
+    assert len(waterfalls.recent(9)) == 6 and waterfalls.recent(9, "c") == []
+
+
+def test_a_chrome_trace_has_a_track_for_the_steps_of_each_engine() -> None:
+    elsewhere = [msgspec.structs.replace(each, engine="other") for each in STEPS[:2]]
+    tracks = chrome(*STEPS, *elsewhere, request("cmpl-a-0"), request("cmpl-a-1", engine="other"))
+    assert [(tid, len(found)) for (_, tid), found in sorted(tracks.items())] == [(0, 6), (1, 2), (2, 8), (3, 8)]
+    assert all(name.startswith("step") for tid in (0, 1) for _, _, name in tracks[PID, tid])
+
+
 def test_what_is_kept_is_bounded_however_many_requests_come() -> None:
     waterfalls = Waterfalls(max_requests=4, max_steps=8)
     for number in range(100):
@@ -150,7 +183,7 @@ def chrome(*events: Any) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
     """Slices by track, read strictly."""
     waterfalls = Waterfalls()
     waterfalls.add(events)
-    trace = chrome_trace(waterfalls.find("cmpl-a"), partial(waterfalls.steps, "default"))
+    trace = chrome_trace(waterfalls.find("cmpl-a"), waterfalls.steps)
     return read(json.dumps(trace).encode())
 
 

@@ -1,6 +1,7 @@
 """What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches.
 
-``engine`` of an event is the id of the engine that it is of. Events without it are the server's.
+``engine`` of an event is the id of the engine that it is of. Events without it are the server's: they are counted for
+its first engine.
 """
 
 from __future__ import annotations
@@ -197,6 +198,9 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     engine: str = DEFAULT_ENGINE
     ttfo_ms: float = 0.0
     """Until the first text or call that is no thought; 0: there was none."""
+    attempts: int = 1
+    """Engines that were sent the sequence, until ``engine`` began with it: what it spent at those before is part of
+    ``route_ms``."""
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):

@@ -8,7 +8,8 @@ import msgspec
 
 
 class EngineReader(Protocol):
-    """A running engine: over HTTP for a command, in its own server for the page at ``/ui/``."""
+    """A running engine: over HTTP for a command, in its own server for the page at ``/ui/``. Of a server with several
+    it is one of them, and everything read is of that one."""
 
     async def json(self, path: str) -> Any:
         """What ``GET path`` answers: ``/engine/plan``, ``/engine/stats``, ``/engine/counters``, ``/engine/latency``,

@@ -45,7 +45,7 @@ from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
-from engine.service.engines import EngineHandle
+from engine.service.engines import EngineHandle, count_for
 from engine.service.findings import Finders
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
@@ -77,7 +77,7 @@ def build_app(
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
             exporter.watch(readings)
-    bus = EventBus([*[Recorder(engine.count) for engine in engines.values()], *exporters, Recorder(waterfalls.add)])
+    bus = EventBus([Recorder(partial(count_for, engines)), *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
         engines=engines,

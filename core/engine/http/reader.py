@@ -1,4 +1,4 @@
-"""This server's engine, read without HTTP."""
+"""An engine of this server, read without HTTP."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ REQUESTS = "/engine/requests/"
 class OwnEngine:
     """An :class:`~engine.contracts.findings.EngineReader`."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
+    def __init__(self, state: ServerState, engine: str | None = None) -> None:
+        """``engine``: its id, ``None``: the first one. Raises :class:`ApiError` ``not_found``."""
+        self._state, self._engine = state, state.engine_of(engine).id
 
     async def json(self, path: str) -> Any:
         """Raises ``ValueError``."""
@@ -32,19 +33,19 @@ class OwnEngine:
             raise ValueError(f"{path}: {error}") from error
 
     async def _read(self, path: str) -> Any:
-        where, state = urlsplit(path), self._state
+        where, state, engine = urlsplit(path), self._state, self._engine
         match where.path:
             case "/engine/plan":
-                return read_plan(state)
+                return read_plan(state, engine)
             case "/engine/stats":
-                return await read_stats(state)
+                return await read_stats(state, engine)
             case "/engine/counters":
-                return await read_counters(state)
+                return await read_counters(state, engine)
             case "/engine/latency":
-                return await read_latency(state)
+                return await read_latency(state, engine)
             case "/engine/requests":
                 (count,) = parse_qs(where.query).get("count", [str(DEFAULT_COUNT)])
-                return await read_recent(state, count)
+                return await read_recent(state, count, engine)
             case one if one.startswith(REQUESTS):
                 return await read_request(state, one.removeprefix(REQUESTS))
         raise ValueError(f"{path}: there is no such path to read")

@@ -9,22 +9,27 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from engine.contracts.events import StepEvent
+from engine.contracts.events import DEFAULT_ENGINE, StepEvent
 from engine.service.waterfall import Span, Waterfall
 
 PID, STEPS_TRACK = 1, 0
+"""Steps of further engines are on the tracks after this one."""
 
 
 def chrome_trace(
-    waterfalls: Sequence[Waterfall], steps: Callable[[float, float], Sequence[StepEvent]]
+    waterfalls: Sequence[Waterfall], steps: Callable[[str, float, float], Sequence[StepEvent]]
 ) -> dict[str, Any]:
-    """One track for each sequence, and one for the engine's steps meanwhile. Times in microseconds since the first
-    of the requests came in. ``steps``: the engine's steps between two moments of the events' clock."""
+    """One track for each sequence, and before them one for the steps meanwhile of each engine that served one. Times in
+    microseconds since the first of the requests came in. ``steps``: those of an engine, by its id, between two moments
+    of the events' clock."""
     first = min(waterfall.began_s for waterfall in waterfalls)
     last = max(waterfall.request.at_s for waterfall in waterfalls)
-    events: list[dict[str, Any]] = [_named(STEPS_TRACK, "steps of the engine")]
-    events += _steps(steps(first, last), first)
-    for track, waterfall in enumerate(waterfalls, start=STEPS_TRACK + 1):
+    engines = list(dict.fromkeys(waterfall.request.engine for waterfall in waterfalls))
+    events: list[dict[str, Any]] = []
+    for track, engine in enumerate(engines, start=STEPS_TRACK):
+        events.append(_named(track, "steps of " + ("the engine" if engine == DEFAULT_ENGINE else engine)))
+        events += _steps(steps(engine, first, last), first, track)
+    for track, waterfall in enumerate(waterfalls, start=STEPS_TRACK + len(engines)):
         events.append(_named(track, waterfall.request.request_id))
         events += _nested(waterfall.spans, track, (waterfall.began_s - first) * 1e3)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -52,7 +57,7 @@ def _slice(name: str, track: int, start_ns: float, end_ns: float, args: dict[str
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": PID, "tid": track, "args": args}
 
 
-def _steps(steps: Sequence[StepEvent], first_s: float) -> Iterator[dict[str, Any]]:
+def _steps(steps: Sequence[StepEvent], first_s: float, track: int) -> Iterator[dict[str, Any]]:
     """Steps one after the other: one that is planned while another runs is drawn after that."""
     free_ns = 0
     for step in steps:
@@ -69,4 +74,4 @@ def _steps(steps: Sequence[StepEvent], first_s: float) -> Iterator[dict[str, Any
             "captured": step.captured,
         }
         name = "step" if step.num_prefill_tokens == 0 else "step with prompt tokens"
-        yield _slice(name, STEPS_TRACK, start_ns, free_ns, args)
+        yield _slice(name, track, start_ns, free_ns, args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,10 +126,9 @@ class EngineHandle:
             self.client.on_events(lambda events: publish([replace(event, engine=self.id) for event in events]))
 
     def count(self, events: Sequence[Event]) -> None:
-        """Count those events that are of this engine, or of the server. Call on the thread of the event bus."""
-        mine = [event for event in events if getattr(event, "engine", self.id) == self.id]
-        self.counters.add(mine)
-        self.latency.add(mine)
+        """Count events of this engine. Call on the thread of the event bus."""
+        self.counters.add(events)
+        self.latency.add(events)
 
     def check(self) -> None:
         """Raises :class:`ApiError` ``unavailable`` unless the engine can take work."""
@@ -140,6 +139,18 @@ class EngineHandle:
         """The text of a few tokens from anywhere in a prompt."""
         table = self.tokenizer.token_bytes
         return b"".join([table[token] for token in tokens]).decode(errors="replace")
+
+
+def count_for(engines: Mapping[str, EngineHandle], events: Sequence[Event]) -> None:
+    """Count each event once: for the engine that it names, and what is the server's for the first one. Call on the
+    thread of the event bus."""
+    first = next(iter(engines))
+    of_engine: dict[str, list[Event]] = {name: [] for name in engines}
+    for event in events:
+        if (mine := of_engine.get(getattr(event, "engine", first))) is not None:
+            mine.append(event)
+    for name, mine in of_engine.items():
+        engines[name].count(mine)
 
 
 def not_ready(reason: object) -> ApiError:

@@ -113,6 +113,7 @@ class Account:
             parameters=parameters,
             engine=engine,
             ttfo_ms=self.ttfo_ms,
+            attempts=int(self.route.get("attempt", 1)),
         )
 
     def public(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, RequestEvent, StepEvent
@@ -30,6 +31,13 @@ class Marks:
 
     preempted: list[PreemptedEvent] = field(default_factory=list)
     admitted: list[AdmittedEvent] = field(default_factory=list)
+
+    def of(self, engine: str) -> Marks:
+        """Those that one engine made: what another one did with a sequence that moved on is not part of its time."""
+        return Marks(
+            [event for event in self.preempted if event.engine == engine],
+            [event for event in self.admitted if event.engine == engine],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class Waterfall:
         return {
             "request_id": request.request_id,
             "engine": request.engine,
+            "attempts": request.attempts,
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.cached_tokens,
@@ -125,9 +134,10 @@ class Waterfalls:
         while len(kept) > most:
             kept.popitem(last=False)
 
-    def recent(self, count: int) -> list[Waterfall]:
-        """Waterfalls of the requests that ended last, the last first."""
-        names = list(self._requests)[: -count - 1 : -1]
+    def recent(self, count: int, engine: str | None = None) -> list[Waterfall]:
+        """Waterfalls of the requests that ended last, the last first; ``engine``: of that one alone, by its id."""
+        ended = (name for name, each in reversed(self._requests.items()) if engine in (None, each.engine))
+        names = list(islice(ended, count))
         return [waterfall for name in names if (waterfall := self._of(name)) is not None]
 
     def find(self, request_id: str) -> list[Waterfall]:
@@ -139,7 +149,8 @@ class Waterfalls:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        return build(request, self._marks.get(request_id, Marks()), self._steps[request.engine])
+        marks = self._marks.get(request_id, Marks()).of(request.engine)
+        return build(request, marks, self._steps[request.engine])
 
     def steps(self, engine: str, first_s: float, last_s: float) -> list[StepEvent]:
         """Steps of an engine between two moments, as far as they are kept: see :func:`steps_between`."""
@@ -182,7 +193,9 @@ def build(request: RequestEvent, marks: Marks, steps: Sequence[StepEvent]) -> Wa
             mine = steps_between(steps, began + at_ms / 1e3, began + (at_ms + ms) / 1e3)
             spans.append(_with_steps(name, at_ms, ms, request.request_id, began, mine, marks))
         else:
-            spans.append(Span(name, at_ms, ms))
+            # What it spent at the engines before the one that served it is of the router's: it had to place it again.
+            moved = {"attempts": request.attempts} if name == "route" and request.attempts > 1 else {}
+            spans.append(Span(name, at_ms, ms, moved))
         at_ms += ms
     if request.last_write_ms:
         spans.append(Span("write", request.e2e_ms, request.last_write_ms))
@@ -253,6 +266,9 @@ def _cause(request: RequestEvent, spans: Sequence[Span]) -> str:
     longest = max(spans, key=lambda span: span.ms)
     said = f"{longest.name} {100 * longest.ms / total:.0f} %" if total > 0 else longest.name
     others = longest.detail.get("blocked_by")
+    if longest.name == "route" and request.attempts > 1:
+        before = request.attempts - 1
+        said += f", {before} engine{'s' * (before > 1)} had it before {request.engine}"
     if longest.name == "queue":
         said += f", {longest.detail['running']} running"
     if others:

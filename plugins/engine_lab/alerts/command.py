@@ -11,8 +11,9 @@ from engine.contracts.config import at_least
 from engine_lab.alerts.slo import SLO_CLASSES
 
 NOTES = """\
-It reads /metrics for a while and evaluates the rules on what it saw. Windows reach back as far as it has watched:
---watch goes on, says when a rule begins or ceases to fire, and waits as long as Prometheus would before it does.
+It reads /engine/counters of each engine for a while and evaluates the rules on what it saw. Windows reach back as far
+as it has watched: --watch goes on, says when a rule begins or ceases to fire, and waits as long as Prometheus would
+before it does.
 Exit status: 0 nothing fires, 2 wrong usage, 3 something fires."""
 
 

@@ -7,7 +7,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 import aiohttp
 from rich.console import Console
@@ -24,6 +24,8 @@ from engine_lab.shared.live import LiveEngine, LiveError, metrics_of
 FIRES = 3
 """Exit code: something is wrong."""
 TIMEOUT_S = 10.0
+UNKNOWN = ""
+"""The engine of a server that has not answered yet."""
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -39,68 +41,106 @@ def run(flags: argparse.Namespace) -> int:
 
 
 async def _once(flags: argparse.Namespace, table: Sequence[Rule]) -> int:
-    history, end = History(), time.monotonic() + flags.seconds
-    async for at_s, scrape in _scrapes(flags, names(table)):
-        history.add(at_s, scrape)
+    watched, end = Watched(table, at_once=True), time.monotonic() + flags.seconds
+    async for at_s, scrapes in _scrapes(flags, names(table)):
+        watched.add(at_s, scrapes)
         if at_s >= end:
             break
-    findings = Evaluator(table, at_once=True).evaluate(history)
-    Console().print(render(findings, history))
-    return FIRES if any(found.state == evaluation.FIRING for found in findings) else OK
+    findings = watched.evaluate()
+    Console().print(render(findings, watched.histories))
+    return FIRES if any(each.state == evaluation.FIRING for found in findings.values() for each in found) else OK
 
 
 async def _watch(flags: argparse.Namespace, table: Sequence[Rule]) -> int:
-    history, evaluator = History(), Evaluator(table)
-    before = [evaluation.OK] * len(table)
-    async for at_s, scrape in _scrapes(flags, names(table)):
-        history.add(at_s, scrape)
-        findings = evaluator.evaluate(history)
-        for found, state in zip(findings, before, strict=True):
-            if found.state != state:
-                print(changed(found), flush=True)
-        before = [found.state for found in findings]
+    watched = Watched(table)
+    before: dict[str, list[str]] = {}
+    async for at_s, scrapes in _scrapes(flags, names(table)):
+        watched.add(at_s, scrapes)
+        findings = watched.evaluate()
+        for engine, found in findings.items():
+            for each, state in zip(found, before.get(engine, [evaluation.OK] * len(found)), strict=True):
+                if each.state != state:
+                    print(changed(each, engine if len(findings) > 1 else ""), flush=True)
+        before = {engine: [each.state for each in found] for engine, found in findings.items()}
     raise AssertionError("scrapes do not end")
 
 
-async def _scrapes(flags: argparse.Namespace, metrics: Collection[str]) -> AsyncIterator[tuple[float, Scrape]]:
-    """One every ``--every`` seconds. A server that does not answer is down, which is said once."""
+class Watched:
+    """What each engine of a server was, by its id, and which rules hold for it. Those of the server are the first
+    engine's."""
+
+    def __init__(self, table: Sequence[Rule], *, at_once: bool = False) -> None:
+        """``at_once``: see :class:`Evaluator`."""
+        self._table, self._at_once = table, at_once
+        self.histories: dict[str, History] = {}
+        self._evaluators: dict[str, Evaluator] = {}
+
+    def add(self, at_s: float, scrapes: Mapping[str, Scrape]) -> None:
+        """``scrapes``: of each engine; none: the server does not answer."""
+        if UNKNOWN in self.histories and scrapes:  # it has never answered yet
+            first = next(iter(scrapes))
+            self.histories = {first: self.histories[UNKNOWN]}
+            self._evaluators = {first: self._evaluators[UNKNOWN]}
+        for engine in scrapes or self.histories or (UNKNOWN,):
+            if engine not in self.histories:
+                table = [rule for rule in self._table if not (rule.of_server and self.histories)]
+                self.histories[engine] = History()
+                self._evaluators[engine] = Evaluator(table, at_once=self._at_once)
+            self.histories[engine].add(at_s, {"up": 1.0, **scrapes[engine]} if scrapes else {"up": 0.0})
+
+    def evaluate(self) -> dict[str, list[Finding]]:
+        return {engine: self._evaluators[engine].evaluate(history) for engine, history in self.histories.items()}
+
+
+async def _scrapes(
+    flags: argparse.Namespace, metrics: Collection[str]
+) -> AsyncIterator[tuple[float, Mapping[str, Scrape]]]:
+    """One of each engine every ``--every`` seconds. A server that does not answer is down, which is said once."""
     said = ""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        engine = LiveEngine(session, flags.url, flags.api_key)
+        server = LiveEngine(session, flags.url, flags.api_key)
         while True:
             at_s = time.monotonic()
             try:
-                yield at_s, {"up": 1.0, **scrape_of(await metrics_of(engine), metrics)}
+                engines = await server.fleet()
+                found = await asyncio.gather(*[metrics_of(server.of(engine)) for engine in engines])
+                yield at_s, {name: scrape_of(each, metrics) for name, each in zip(engines, found, strict=True)}
                 said = ""
             except LiveError as error:
                 if str(error) != said:
                     said = str(error)
                     print(f"engine alerts: {said}", file=sys.stderr)
-                yield at_s, {"up": 0.0}
+                yield at_s, {}
             await asyncio.sleep(max(0.0, at_s + flags.every - time.monotonic()))
 
 
-def changed(found: Finding) -> str:
-    """One line about a rule whose state is another."""
+def changed(found: Finding, engine: str = "") -> str:
+    """One line about a rule whose state is another; ``engine``: its id, where there are several."""
     rule = found.rule
-    labels = " ".join(rule.labels.values())
-    name = f"{rule.name} {labels}" if labels else rule.name
+    name = " ".join([rule.name, *rule.labels.values(), *filter(None, (engine,))])
     return f"{time.strftime('%H:%M:%S')} {found.state:7} {name} ({rule.severity}, {shown(found.value)}): {rule.summary}"
 
 
-def render(findings: Sequence[Finding], history: History) -> Table:
-    """All rules: those that fire with what may help, those that nearly do with what they lack."""
+def render(findings: Mapping[str, Sequence[Finding]], histories: Mapping[str, History]) -> Table:
+    """All rules, of several engines for each: those that fire with what may help, those that nearly do with what they
+    lack."""
     table = Table(box=None, pad_edge=False)
-    for column in ("rule", "state", "value", "what"):
+    several = len(findings) > 1
+    for column in (*(("engine",) * several), "rule", "state", "value", "what"):
         table.add_column(column, overflow="fold")
-    for found in findings:
-        rule, fires = found.rule, found.state == evaluation.FIRING
-        unmet = [each for each in rule.conditions[1:] if not each.holds(history)]
-        near = f"not: {unmet[0].promql}" if unmet and rule.conditions[0].holds(history) else ""
-        what = f"{rule.summary} {rule.advice}" if fires else " ".join([*rule.labels.values(), near])
-        state = f"[bold red]{found.state}[/] ({rule.severity})" if fires else found.state
-        table.add_row(rule.name, state, shown(found.value), what)
+    for engine, found in findings.items():
+        for each in found:
+            table.add_row(*((engine,) * several), *_cells(each, histories[engine]))
     return table
+
+
+def _cells(found: Finding, history: History) -> tuple[str, str, str, str]:
+    rule, fires = found.rule, found.state == evaluation.FIRING
+    unmet = [each for each in rule.conditions[1:] if not each.holds(history)]
+    near = f"not: {unmet[0].promql}" if unmet and rule.conditions[0].holds(history) else ""
+    what = f"{rule.summary} {rule.advice}" if fires else " ".join([*rule.labels.values(), near])
+    state = f"[bold red]{found.state}[/] ({rule.severity})" if fires else found.state
+    return rule.name, state, shown(found.value), what
 
 
 def shown(value: float) -> str:

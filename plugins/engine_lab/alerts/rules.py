@@ -41,6 +41,8 @@ class Rule:
     conditions: tuple[Condition, ...]
     lasting: str = "0s"
     labels: dict[str, str] = field(default_factory=dict)
+    of_server: bool = False
+    """It is of the server, however many engines there are."""
 
     @property
     def promql(self) -> str:
@@ -164,6 +166,7 @@ def _operation(options: RuleOptions) -> Iterator[Rule]:
         "Is it running, and does the scrape have its API key?",
         (Condition(up, "==", 0),),
         "1m",
+        of_server=True,
     )
     failed = increase(declared.REQUESTS.series("error"), "5m")
     yield Rule(

@@ -21,6 +21,15 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """Which of several engines of the server served a request, in its own words (``timings.route``)."""
+
+    engine: str
+    attempt: int
+    """Engines that were sent it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Times in seconds of the client's monotonic clock.
 
@@ -52,6 +61,8 @@ class RequestRecord:
     """Output tokens so far at each of ``chunks_s``, where the server says so in every chunk; else empty."""
     drafting: Drafting | None = None
     """``None``: the server does not say."""
+    served: Served | None = None
+    """``None``: the server has one engine, or does not say."""
 
     @property
     def ok(self) -> bool:

@@ -60,6 +60,7 @@ def summarise(
         "throughput": throughput(ok, duration_s),
         "tokens": token_counts(ok),
         "drafting": drafting(ok),
+        "engines": by_engine(ok),
         "goodput": None if slo is None else goodput(records, slo, duration_s),
         "client": client,
         "machine": as_json(busy),
@@ -155,6 +156,24 @@ def drafting(ok: Sequence[RequestRecord]) -> dict[str, float | None] | None:
     }
 
 
+def by_engine(ok: Sequence[RequestRecord]) -> dict[str, dict[str, Any]] | None:
+    """What each engine served, by its id; ``None`` where the server does not say of every request."""
+    found: dict[str, list[RequestRecord]] = {}
+    for record in ok:
+        if record.served is None:
+            return None
+        found.setdefault(record.served.engine, []).append(record)
+    return {
+        engine: {
+            "requests": len(records),
+            "moved_here": sum(record.served is not None and record.served.attempt > 1 for record in records),
+            "output_tokens": total(record.output_tokens for record in records),
+            "ttft_ms": spread(latency_samples(records)["ttft_ms"]),
+        }
+        for engine, records in sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
+    } or None
+
+
 def total(counts: Iterable[int | None]) -> int | None:
     """The sum; ``None`` if any is unknown, or there are none: a part is not the whole."""
     known = list(counts)
@@ -185,6 +204,7 @@ def row(record: RequestRecord) -> dict[str, Any]:
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
         "drafting": None if record.drafting is None else asdict(record.drafting),
+        "served": None if record.served is None else asdict(record.served),
         "finish_reason": record.finish_reason,
         "error": record.error,
     }
@@ -202,10 +222,25 @@ def render(result: Result) -> RenderableType:
         values = result["metrics"][key]
         cells = [ms(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
         table.add_row(label, *cells, f"{values['count']:,}")
-    parts: list[RenderableType] = [table, *(Text(line) for line in notes(result))]
+    parts: list[RenderableType] = [table, *_engines(result), *(Text(line) for line in notes(result))]
     if not result["valid"]:
         parts += [Text(f"INVALID: {reason}", style="bold red") for reason in result["invalid_reasons"]]
     return Group(*parts)
+
+
+def _engines(result: Result) -> list[RenderableType]:
+    """What each of several engines served, as a table."""
+    if not result["engines"]:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("engine", no_wrap=True)
+    for name in ("requests", "moved here", "output tokens", "TTFT p50", "p95", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for engine, served in result["engines"].items():
+        tokens = "unknown" if served["output_tokens"] is None else f"{served['output_tokens']:,}"
+        times = [ms(served["ttft_ms"][name]) for name in ("p50", "p95", "max")]
+        table.add_row(engine, f"{served['requests']:,}", f"{served['moved_here']:,}", tokens, *times)
+    return [table]
 
 
 def notes(result: Result) -> list[str]:

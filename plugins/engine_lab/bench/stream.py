@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from engine_lab.bench.record import Drafting
+from engine_lab.bench.record import Drafting, Served
 
 Clock = Callable[[], float]
 
@@ -27,6 +28,7 @@ class StreamResult:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     drafting: Drafting | None = None
+    served: Served | None = None
     response_id: str = ""
     timings: dict[str, Any] = field(default_factory=dict)
     """As the server sent them."""
@@ -44,6 +46,12 @@ class _DraftTimings(msgspec.Struct):
     draft_chains: int
     draft_ms: float
     decode_ms: float
+
+
+class _Route(msgspec.Struct):
+    """What of a ``timings`` object says which engine it was."""
+
+    route: Served
 
 
 async def read_stream(pieces: AsyncIterator[bytes], clock: Clock, result: StreamResult | None = None) -> StreamResult:
@@ -110,9 +118,11 @@ def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_
 
 
 def take_timings(result: StreamResult, timings: Any) -> None:
-    """Keep a ``timings`` object, and what it says of drafting, if it says all of it. Other servers have a ``timings``,
-    too."""
+    """Keep a ``timings`` object, and what it says of drafting and of engines, if it says all of it. Other servers have
+    a ``timings``, too."""
     result.timings = timings
+    with suppress(msgspec.ValidationError):
+        result.served = msgspec.convert(timings, _Route).route
     try:
         said = msgspec.convert(timings, _DraftTimings)
     except msgspec.ValidationError:

@@ -101,6 +101,7 @@ class HttpSender:
             cached_tokens=result.cached_tokens,
             output_tokens=result.output_tokens,
             drafting=result.drafting,
+            served=result.served,
             finish_reason=result.finish_reason,
             error=result.error,
             detail=result.detail,

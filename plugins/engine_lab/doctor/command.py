@@ -22,6 +22,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", help=f"a running engine ({URL})")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
+    add("--engine", metavar="ID", help="of a server with several: which one (the first)")
     add("--window", type=float, default=10.0, metavar="S", help="length of each of the three windows (%(default)g)")
     add("--record", metavar="FILE", help="keep the evidence")
     add("--evidence", metavar="FILE", help="diagnose kept evidence; no engine is asked")
@@ -50,6 +51,8 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
             raise ValueError("--record needs a running engine, --evidence asks none: give one of them")
         if flags.evidence and flags.url is not None:
             raise ValueError("--url is of a running engine, --evidence asks none: give one of them")
+        if flags.evidence and flags.engine is not None:
+            raise ValueError("--engine is of a running server, --evidence asks none: give one of them")
     except ValueError as error:
         print(f"engine doctor: {error}", file=sys.stderr)
         return USAGE

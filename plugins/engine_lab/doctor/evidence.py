@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from engine.contracts.events import DEFAULT_ENGINE
+
 SCHEMA = "engine-doctor-evidence/2"
 SLOTS = ("parallelism", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler")
 """Whose plugins and settings causes are looked for in, and a shadow has, too."""
@@ -37,6 +39,9 @@ class Engine(msgspec.Struct, frozen=True):
     """Keys and values of one token."""
     lowering: list[str] = []
     """Which kernels run the model's layers."""
+    id: str = DEFAULT_ENGINE
+    replicas: int = 1
+    """Engines of its server: they share the machine."""
 
     def now(self, override: str) -> str | None:
         """The override that says what there is instead of one; ``None`` where that is not known."""
@@ -78,6 +83,8 @@ def engine_of(answer: dict[str, Any]) -> Engine:
         weights_bytes=engine["weights_bytes"],
         kv_token_bytes=engine["kv_bytes"] / engine["kv_tokens"],
         lowering=engine["lowering"],
+        id=answer["id"],
+        replicas=plan["settings"]["fleet"]["replicas"],
     )
 
 

@@ -98,8 +98,11 @@ def _ledger(path: str) -> Path:
 async def _record(flags: argparse.Namespace) -> Evidence:
     console = Console(stderr=True)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        engine, said = await LiveEngine(session, flags.url, flags.api_key).chosen(flags.engine)
+        if said:
+            print(f"engine doctor: {said}", file=sys.stderr)
         with console.status("", refresh_per_second=1) as line:
-            return await record(LiveEngine(session, flags.url, flags.api_key), flags.window, line.update)
+            return await record(engine, flags.window, line.update)
 
 
 def rules_at(name: str) -> Sequence[Rule]:

@@ -91,7 +91,8 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     requests = ", ".join(f"{figures.get('requests', 0):g}" for figures in windows)
     watched = f"{len(windows)} windows of {windows[0]['seconds']:.3g} s, {requests} requests"
     engine = evidence.engine
-    yield Text(f"{engine.model} on {engine.device}; {watched}")
+    which = "" if engine.replicas == 1 else f", {engine.id} of {engine.replicas} engines"
+    yield Text(f"{engine.model} on {engine.device}{which}; {watched}")
     if not diagnosis.findings:
         yield Text("no finding", style="bold")
     for number, finding in enumerate(diagnosis.findings, 1):

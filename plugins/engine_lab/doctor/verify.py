@@ -28,7 +28,13 @@ SAMPLE_CHARS = 4000
 
 async def verify(finding: Finding, evidence: Evidence, options: LadderOptions, say: Callable[[str], None]) -> Estimate:
     """The finding's metric with its overrides / without. Raises ``Refused``, ``ProbeError`` and ``LiveError``, and
-    ``ValueError`` where a run lacks the metric."""
+    ``ValueError`` where a run lacks the metric, and of one of several engines: the shadow would have the whole machine.
+    """
+    if (replicas := evidence.engine.replicas) > 1:
+        raise ValueError(
+            f"--verify: the engine shared its machine with {replicas - 1} others (fleet.replicas={replicas}), and its "
+            "shadow would have it alone: put the override to the test on a server with one engine"
+        )
     before, after = (overrides_of(evidence.engine, changes) for changes in ((), finding.remedy.overrides))
     comparison = Comparison(ADDED, finding.rule.cause, before, after)
     order = before_first(options.seed, comparison, options.pairs)

@@ -40,6 +40,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of tables")
     live = parser.add_argument_group("against a running server")
     live.add_argument("--live", metavar="URL", help="predict for this server and compare with what it measures")
+    live.add_argument("--engine", metavar="ID", help="of a server with several: which one (the first)")
     live.add_argument("--baseline", metavar="FILE", help="where earlier errors are kept (default: in the cache folder)")
     live.add_argument(
         "--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.contracts.command import FAILED, OK
+from engine.contracts.events import DEFAULT_ENGINE
 from engine.native.folder import unusable, user_folder
 from engine_lab.plan.planning import Answer
 from engine_lab.plan.report import show, steps_of
@@ -54,10 +55,13 @@ class Baseline(msgspec.Struct, frozen=True):
     errors: dict[str, float]
 
 
-async def observed(url: str, api_key: str | None) -> tuple[Any, Any]:
-    """What ``/engine/plan`` and ``/engine/latency`` answer. Raises :class:`LiveError`."""
+async def observed(url: str, api_key: str | None, name: str | None = None) -> tuple[Any, Any]:
+    """What ``/engine/plan`` and ``/engine/latency`` answer; ``name``: the id of the engine, ``None``: the first one.
+    Raises :class:`LiveError`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        engine = LiveEngine(session, url, api_key)
+        engine, said = await LiveEngine(session, url, api_key).chosen(name)
+        if said:
+            print(f"engine plan: {said}", file=sys.stderr)
         return await plan_of(engine), await engine.json("/engine/latency")
 
 
@@ -80,6 +84,8 @@ def _differences(answer: Answer, plan: Mapping[str, Any]) -> Iterator[str]:
     mine = answer.sizing.plan
     if plan["model"]["name"] != mine.model.name:
         yield f"model {plan['model']['name']}, planned is {mine.model.name}"
+    if (replicas := plan["settings"]["fleet"]["replicas"]) != mine.settings.fleet.replicas:
+        yield f"fleet.replicas={replicas}, planned is {mine.settings.fleet.replicas}"
     for slot, choices in mine.slots.items():
         found = plan["slots"].get(slot, ())
         theirs = [choice["name"] for choice in found]
@@ -102,14 +108,15 @@ def alarms(now: Sequence[Scored], before: Mapping[str, float]) -> list[str]:
     ]
 
 
-def baseline_file(answer: Answer, url: str) -> Path:
-    """One for each server, plan and load. Raises ``ValueError`` where nothing can be kept."""
+def baseline_file(answer: Answer, url: str, engine: str = DEFAULT_ENGINE) -> Path:
+    """One for each engine, plan and load. Raises ``ValueError`` where nothing can be kept."""
     folder = user_folder("plan")
     if reason := unusable(folder):
         raise ValueError(f"{reason}; give --baseline FILE")
     question = answer.question
     trace = msgspec.json.encode(question.trace).decode()
-    parts = [url, answer.device, str(question.calibration), trace, *question.overrides]
+    where = url if engine == DEFAULT_ENGINE else f"{url} {engine}"
+    parts = [where, answer.device, str(question.calibration), trace, *question.overrides]
     return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.json"
 
 
@@ -131,13 +138,13 @@ def read_baseline(file: Path) -> Mapping[str, float]:
 def score(flags: argparse.Namespace, answer: Answer) -> int:
     """Compare, print, and keep the errors unless one is an alarm: the old ones stay while it lasts. Returns the exit
     status. Raises :class:`LiveError` and ``ValueError``."""
-    plan, latency = asyncio.run(observed(flags.live, flags.api_key))
+    plan, latency = asyncio.run(observed(flags.live, flags.api_key, flags.engine))
     found = scores(answer, plan, latency)
     if not any(each.samples for each in found):
         load = answer.question.load
         todo = "" if load is None else f": {load.bench(len(answer.question.trace), answer.question.seed)}"
         raise LiveError(f"{flags.live} has served nothing within its window; send the load first{todo}")
-    file = Path(flags.baseline) if flags.baseline is not None else baseline_file(answer, flags.live)
+    file = Path(flags.baseline) if flags.baseline is not None else baseline_file(answer, flags.live, plan["id"])
     before = read_baseline(file)
     worse = alarms(found, before)
     if not worse:

@@ -26,6 +26,8 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
     try:
         if flags.baseline is not None and flags.live is None:
             raise ValueError(f"--baseline {flags.baseline}: it is for --live URL")
+        if flags.engine is not None and flags.live is None:
+            raise ValueError(f"--engine {flags.engine}: it is for --live URL")
         if flags.baseline is not None:
             check_writable(flags.baseline, flag="--baseline")
         planner = Planner(question_of(flags, overrides))

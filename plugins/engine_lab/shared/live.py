@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -44,6 +45,14 @@ def samples_of(readings: Iterable[Reading]) -> Iterator[Sample]:
             yield Sample(f"{reading.name}_bucket", {"le": bound_text(bound)}, below)
         yield Sample(f"{reading.name}_sum", {}, reading.sum)
         yield Sample(f"{reading.name}_count", {}, below)
+
+
+def by_engine(readings: Iterable[Reading]) -> dict[str, list[Reading]]:
+    """The readings of each engine, by its id."""
+    found: dict[str, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault(reading.engine, []).append(reading)
+    return found
 
 
 def bound_text(bound: float) -> str:
@@ -102,16 +111,45 @@ async def metrics_of(engine: EngineReader) -> list[Sample]:
 
 
 class LiveEngine:
-    """The engine at a URL: an :class:`~engine.contracts.findings.EngineReader`."""
+    """An engine at a URL: an :class:`~engine.contracts.findings.EngineReader`."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, api_key: str | None = None) -> None:
-        """``url``: without ``/v1``."""
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, api_key: str | None = None, engine: str | None = None
+    ) -> None:
+        """``url``: without ``/v1``. ``engine``: its id, ``None``: what the server says of its first one, or of all."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._session = session
+        self.engine = engine
+        self._session, self._api_key = session, api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def of(self, engine: str) -> LiveEngine:
+        """Another engine of the same server."""
+        return LiveEngine(self._session, self.url, self._api_key, engine)
+
+    async def fleet(self) -> dict[str, dict[str, Any]]:
+        """What ``/engine/fleet`` says of each of the server's engines, by id, the first one first. Raises
+        :class:`LiveError`."""
+        answer = await self.json("/engine/fleet")
+        try:
+            return {str(each["id"]): each for each in answer["engines"]}
+        except (KeyError, TypeError) as error:
+            raise LiveError(f"{self.url}/engine/fleet lacks {error}: expected an engine of this version") from error
+
+    async def chosen(self, engine: str | None) -> tuple[LiveEngine, str]:
+        """The engine with this id, ``None``: the first one; and a line that says so where it has others beside it,
+        else an empty one. Raises :class:`LiveError`."""
+        names = list(await self.fleet())
+        if engine is not None and engine not in names:
+            raise LiveError(f"{self.url} has no engine {engine!r}; it has {', '.join(names)} (--engine)")
+        mine = names[0] if engine is None else engine
+        others = [name for name in names if name != mine]
+        said = f"{mine} is one of {len(names)} engines; --engine chooses another: {', '.join(others)}" if others else ""
+        return self.of(mine), said
 
     async def json(self, path: str) -> Any:
         """What ``GET path`` answers. Raises :class:`LiveError`."""
+        if self.engine is not None:
+            path += f"{'&' if '?' in path else '?'}engine={quote(self.engine, safe='')}"
         try:
             return msgspec.json.decode(await self._get(path))
         except msgspec.DecodeError as error:

@@ -12,6 +12,7 @@ from engine_lab.bench.options import number
 NOTES = f"""\
 Rates are means of the last 5 seconds; figures of steps, drafts and the prefix cache are of the last minute; percentiles
 of the last five. {TOO_FEW}.
+Of several engines each has a row, the other figures are of all together, and --engine shows one in full.
 q and Ctrl-C leave."""
 
 
@@ -19,6 +20,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the engine (%(default)s)")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
+    add("--engine", metavar="ID", help="of a server with several: this one alone, in full")
     add("--interval", type=number(0.1), default=1.0, metavar="S", help="seconds between two looks (%(default)g)")
     add("--once", action="store_true", help="look twice, an interval apart; print that and end")
     add("--json", action="store_true", help="a line of JSON for each look")

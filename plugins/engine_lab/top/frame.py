@@ -78,6 +78,10 @@ class Frame(msgspec.Struct, frozen=True):
     """Of the last minute, an entry between two polls: rates per second, and requests running and waiting."""
     slowest: tuple[dict[str, Any], ...]
     """Of the requests that ended last, as ``/engine/requests`` has them, the slowest first."""
+    engines: dict[str, Frame] = {}
+    """Those of several engines, by id; this one then has what they come to together, and no latency."""
+    states: dict[str, str] = {}
+    """How each of ``engines`` is."""
 
 
 class History:
@@ -104,7 +108,7 @@ class History:
             waiting=now.stats.get("waiting", 0),
             rates=rates(since, now),
             minute=minute(self._polls[0], now),
-            latency={name: percentiles_of(now.latency[name]) for name in LATENCIES},
+            latency={name: percentiles_of(now.latency[name]) for name in LATENCIES if now.latency},
             kv=tuple(
                 Group(group["group"], group["total"], group["leased"], group["cached"])
                 for group in now.stats.get("blocks", ())

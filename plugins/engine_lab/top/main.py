@@ -23,18 +23,22 @@ from rich.text import Text
 from engine.contracts.command import FAILED, OK, USAGE
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.top.frame import Frame, History
-from engine_lab.top.poll import about, poll
+from engine_lab.top.poll import Poll, about, poll, together
 from engine_lab.top.render import render
 
 TIMEOUT_S = 10.0
+ALL = ""
 
 
 @dataclass(slots=True)
 class Watch:
-    """A running engine and what it said in the last minute."""
+    """The engines of a server and what they said in the last minute."""
 
-    engine: LiveEngine
-    history: History = field(default_factory=History)
+    server: LiveEngine
+    engine: str | None = None
+    """The id of the one that is watched, ``None``: all."""
+    histories: dict[str, History] = field(default_factory=dict)
+    """Of each engine, by its id, and of all together under :data:`ALL`."""
     model: str = ""
     runs_on: str = ""
     lost_s: float | None = None
@@ -43,19 +47,38 @@ class Watch:
     async def look(self) -> Frame:
         """Raises :class:`LiveError`."""
         try:
+            engines = await self._engines()
             if not self.model:
-                self.model, self.runs_on = await about(self.engine)
-            self.history.add(await poll(self.engine))
+                ready = next((name for name, said in engines.items() if said.get("ready")), next(iter(engines)))
+                self.model, self.runs_on = await about(self.server.of(ready))
+                self.runs_on = f"{len(engines)} engines, {self.runs_on}" if len(engines) > 1 else self.runs_on
+            polls = await asyncio.gather(*[poll(self.server.of(name)) for name in engines])
         except LiveError:
             self.model = ""  # what answers next may be another engine
             self.lost_s = self.lost_s or time.monotonic()
             raise
         self.lost_s = None
-        return self.history.frame()
+        frames = {name: self._frame(name, found) for name, found in zip(engines, polls, strict=True)}
+        if len(frames) == 1:
+            return next(iter(frames.values()))
+        states = {name: str(said.get("state")) for name, said in engines.items()}
+        return msgspec.structs.replace(self._frame(ALL, together(polls)), engines=frames, states=states)
+
+    async def _engines(self) -> dict[str, dict[str, Any]]:
+        """Those that are watched, by id. Raises :class:`LiveError`."""
+        if self.engine is None:
+            return await self.server.fleet()
+        await self.server.chosen(self.engine)
+        return {self.engine: {"ready": True}}
+
+    def _frame(self, name: str, found: Poll) -> Frame:
+        history = self.histories.setdefault(name, History())
+        history.add(found)
+        return history.frame()
 
     def title(self, width: int) -> Text:
         said = Text.assemble(("engine top", "bold"), "  ", (self.model, "bold green"), f"  {self.runs_on}")
-        url = self.engine.url
+        url = self.server.url if self.engine is None else f"{self.server.url} {self.engine}"
         if said.cell_len + len(url) + 2 > width:
             said.truncate(max(0, width - len(url) - 2), overflow="ellipsis")
         return said + Text(" " * max(2, width - said.cell_len - len(url))) + Text(url, style="dim")
@@ -76,7 +99,7 @@ def run(flags: Any) -> int:
 
 async def _watch(flags: Any, console: Console) -> int:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        watch = Watch(LiveEngine(session, flags.url, flags.api_key))
+        watch = Watch(LiveEngine(session, flags.url, flags.api_key), flags.engine)
         frame = await watch.look()  # nobody wants to watch a wrong URL
         if flags.once:
             await asyncio.sleep(flags.interval)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,22 @@ class Poll:
     """Of the monotonic clock here."""
     stats: dict[str, Any]
     latency: dict[str, Any]
+    """Empty: of several engines."""
     requests: list[dict[str, Any]]
     counters: dict[str, float]
+
+
+def together(polls: Sequence[Poll]) -> Poll:
+    """Of several engines: what can be added up. Percentiles cannot."""
+    stats: dict[str, Any] = {name: sum(poll.stats.get(name, 0) for poll in polls) for name in ("running", "waiting")}
+    stats["machine"] = polls[0].stats.get("machine")  # of the server, with all its engines
+    blocks: dict[str, dict[str, Any]] = {}
+    for group in (group for poll in polls for group in poll.stats.get("blocks", ())):
+        found = blocks.setdefault(group["group"], {"group": group["group"], "total": 0, "leased": 0, "cached": 0})
+        found |= {name: found[name] + group[name] for name in ("total", "leased", "cached")}
+    ended = sorted((each for poll in polls for each in poll.requests), key=lambda request: request["ended_s_ago"])
+    counters = {name: sum(poll.counters[name] for poll in polls) for name in COUNTERS}
+    return Poll(polls[0].at_s, stats | {"blocks": list(blocks.values())}, {}, ended[:REQUESTS], counters)
 
 
 async def poll(engine: EngineReader) -> Poll:

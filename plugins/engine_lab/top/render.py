@@ -15,6 +15,7 @@ from engine_lab.top.sparkline import bar, sparkline
 
 WIDE = 148
 UNKNOWN = "-"
+SERVING = "serving"
 SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
 FEWEST_SLOWEST = 3
@@ -32,16 +33,20 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
     """``height``: lines of the terminal, which the slowest requests fill up; ``None``: ten of them."""
     half = (width - 4) // 2 if width >= WIDE else width
     cores = machine(frame)
-    left, right = series(frame, half), Group(measured(frame), Text(), kept(frame, half), *cores)
+    # A fleet's rows are too long for a half.
+    whole: list[RenderableType] = [fleet(frame), Text()] if frame.engines else []
+    beside: list[RenderableType] = [] if frame.engines else [measured(frame), Text()]
+    left, right = series(frame, half), Group(*beside, kept(frame, half), *cores)
     above: list[RenderableType]
     if width >= WIDE:
         halves = Table.grid(padding=(0, 4, 0, 0))
         halves.add_column(width=half)
         halves.add_column(width=half)
         halves.add_row(left, right)
-        above, lines = [title, Text(), halves, Text()], 13 + len(frame.kv)
+        above, lines = [title, Text(), halves, Text(), *whole], 13 + len(frame.kv)
     else:
-        above, lines = [title, left, Text(), right, Text()], 18 + len(frame.kv)
+        above, lines = [title, left, Text(), *whole, right, Text()], 18 + len(frame.kv)
+    lines += len(frame.engines) - 3 if frame.engines else 0  # its rows, instead of those of one engine
     lines += sum(len(line.wrap(Console(), half)) for line in cores)
     room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
     return Group(*above, slowest(frame.slowest[:room], width))
@@ -89,6 +94,33 @@ def measured(frame: frames.Frame) -> Table:
         label = label if label == "queue" else label.upper()
         shown = (number(value, 2) for value in (found.p50, found.p95, found.p99))
         table.add_row(label, *shown, f"{found.n:,}", "", *other)
+    return table
+
+
+def fleet(frame: frames.Frame) -> Table:
+    """A row for each engine, and one for what adds up."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    columns = (
+        *(("engine", 10), ("run", 4), ("wait", 5), ("KV", 5), ("tok/s", 9), ("cached", 6)),
+        *(("TTFT 50", 8), ("P95", 8), ("ITL 50", 7), ("P95", 7)),
+    )
+    for name, width in columns:
+        table.add_column(no_wrap=True, width=width, justify="left" if name == "engine" else "right")
+    table.add_row(*(Text(name, style="dim") for name, _ in columns))
+    for engine, each in (*frame.engines.items(), ("all", frame)):
+        state = frame.states.get(engine, SERVING)
+        leased, total = sum(group.leased for group in each.kv), sum(group.total for group in each.kv)
+        ttft, itl = each.latency.get("ttft_ms"), each.latency.get("itl_ms")
+        times = () if ttft is None or itl is None else (ttft.p50, ttft.p95, itl.p50, itl.p95)
+        table.add_row(
+            Text(engine, style="bold" if state == SERVING else "bold red"),
+            number(each.running, 0),
+            number(each.waiting, 0),
+            share(leased / total if total else None),
+            number(each.rates.output_tokens, 1),
+            share(each.minute.prefix_hit_rate),
+            *(number(value, 1) for value in times),
+        )
     return table
 
 

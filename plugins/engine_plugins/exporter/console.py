@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from engine.contracts.events import (
+    DEFAULT_ENGINE,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -65,7 +66,8 @@ class Interval:
             case DroppedEvent():
                 self.dropped += event.num_events
 
-    def line(self, now_s: float) -> str:
+    def line(self, now_s: float, engine: str = DEFAULT_ENGINE) -> str:
+        """``engine``: the id of the engine, which is shown unless it is that of the only one."""
         seconds = max(now_s - self.start_s, 1e-9)
         parts = [", ".join(f"{n} {reason}" for reason, n in sorted(self.ended.items())) or "0 ended"]
         if (step := self.last_step) is not None:
@@ -83,35 +85,41 @@ class Interval:
             parts.append(f"{self.rejected} rejected")
         if self.dropped:
             parts.append(f"{self.dropped} events dropped")
-        return "engine: " + " | ".join(parts)
+        return f"engine{'' if engine == DEFAULT_ENGINE else f' {engine}'}: " + " | ".join(parts)
 
 
 class ConsoleExporter:
-    """The plugin. Time is the events' own clock, so an idle engine prints nothing."""
+    """The plugin. Time is the events' own clock, so an idle engine prints nothing. Of several engines each has a line;
+    events of the server are in the first one."""
 
     def __init__(self, config: ConsoleConfig, context: BuildContext, out: TextIO | None = None) -> None:
         self._every_s = config.every_s
         self._out = sys.stderr if out is None else out
-        self._interval: Interval | None = None
-        self._last_s = 0.0
+        self._start_s = self._last_s = 0.0
+        self._intervals: dict[str, Interval] = {}
+        """The interval that runs, by the engine's id; empty: none runs."""
 
     def export(self, events: Sequence[Event]) -> None:
         for event in events:
-            if self._interval is None:
-                self._interval = Interval(event.at_s)
-            elif event.at_s - self._interval.start_s >= self._every_s:
-                self._print(self._interval, event.at_s)
-                self._interval = Interval(event.at_s)
-            self._interval.add(event)
+            if self._intervals and event.at_s - self._start_s >= self._every_s:
+                self._print(event.at_s)
+            if not self._intervals:
+                self._start_s = event.at_s
+            engine = getattr(event, "engine", next(iter(self._intervals), DEFAULT_ENGINE))
+            if engine not in self._intervals:
+                self._intervals[engine] = Interval(self._start_s)
+            self._intervals[engine].add(event)
             self._last_s = event.at_s
 
-    def _print(self, interval: Interval, now_s: float) -> None:
-        print(interval.line(now_s), file=self._out, flush=True)
+    def _print(self, now_s: float) -> None:
+        engines = sorted(self._intervals, key=lambda engine: (len(engine), engine))
+        lines = [self._intervals[engine].line(now_s, engine) for engine in engines]
+        print("\n".join(lines), file=self._out, flush=True)
+        self._intervals.clear()
 
     def close(self) -> None:
-        if self._interval is not None:
-            self._print(self._interval, self._last_s)
-            self._interval = None
+        if self._intervals:
+            self._print(self._last_s)
 
 
 def median(samples: Iterable[tuple[float, int]]) -> float:

@@ -96,6 +96,7 @@ def attributes_of(event: RequestEvent | ProxiedEvent) -> dict[str, Attribute]:
         "gen_ai.usage.input_tokens": event.prompt_tokens,
         "gen_ai.usage.output_tokens": event.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": event.cached_tokens,
+        "engine.id": event.engine,
         "engine.drafted_tokens": event.drafted_tokens,
         "engine.accepted_tokens": event.accepted_tokens,
         "engine.preemptions": event.preemptions,

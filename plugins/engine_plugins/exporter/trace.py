@@ -1,8 +1,9 @@
 """Exporter ``trace``: requests as a trace that ``engine simulate`` replays, with what their texts share.
 
-A line has arrival, lengths, and hashes of the blocks of prompt and output: those of equal beginnings are equal. Hashes
-are keyed with a random salt that is kept nowhere, and different in every run of the server: they tell nothing about
-texts, and nothing across runs. Token ids and texts are not written.
+A line has arrival, lengths, and hashes of the blocks of prompt and output: those of equal beginnings are equal. Of
+several engines it names the one that served the request. Hashes are keyed with a random salt that is kept nowhere, and
+different in every run of the server: they tell nothing about texts, and nothing across runs. Token ids and texts are
+not written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from engine.contracts.events import Event, RequestEvent
+from engine.contracts.events import DEFAULT_ENGINE, Event, RequestEvent
 from engine.contracts.exporter import Transcript
 from engine.contracts.provider import BuildContext
 from engine_plugins.exporter.config import TraceConfig
@@ -69,7 +70,8 @@ class TraceExporter:
         self._file.close()
 
     def _line(self, event: RequestEvent, transcript: Transcript) -> dict[str, object]:
-        return {
+        served_by = {} if event.engine == DEFAULT_ENGINE else {"engine": event.engine}
+        return served_by | {
             "arrival_s": round(max(0.0, event.at_s - event.e2e_ms / 1e3 - self._started_s), 6),
             "prompt_tokens": event.prompt_tokens,
             "output_tokens": event.output_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from engine.contracts.provider import BuildContext
 from engine_lab.alerts.evaluation import FIRING, Evaluator, Finding
 from engine_lab.alerts.history import History, scrape_of
 from engine_lab.alerts.rules import RuleOptions, names, rules
-from engine_lab.shared.live import samples_of
+from engine_lab.shared.live import by_engine, samples_of
 from engine_plugins.exporter.config import WebhookConfig, read_headers
 from engine_plugins.exporter.exposition import counted, page
 from engine_plugins.exporter.outbox import Outbox
@@ -38,10 +38,11 @@ class WebhookExporter:
     def __init__(self, config: WebhookConfig, context: BuildContext) -> None:
         server = context.settings.server
         self._labels = {"model": context.model.name, "instance": f"{server.host}:{server.port}"}
-        table = rules(RuleOptions(config.slo, config.objective, config.rag))
+        self._rules = rules(RuleOptions(config.slo, config.objective, config.rag))
         self._readings: Callable[[], Sequence[Reading]] = tuple
-        self._names = names(table)
-        self._history, self._evaluator = History(), Evaluator(table)
+        self._names = names(self._rules)
+        self._engines: dict[str, tuple[History, Evaluator]] = {}
+        """What each engine's rules are evaluated on, by its id."""
         self._firing: dict[str, dict[str, Any]] = {}
         self._every_s, self._repeat_s, self._told_s = config.every_s, config.repeat_s, 0.0
         headers = read_headers("exporter.webhook.headers_file", config.headers_file)
@@ -73,9 +74,14 @@ class WebhookExporter:
 
     def evaluate(self, at_s: float, unix_s: float) -> None:
         """Tell what began or ceased to fire, and what still does, once in a while."""
-        self._history.add(at_s, scrape_of(samples_of(self._readings()), self._names))
-        found = [each for each in self._evaluator.evaluate(self._history) if each.state == FIRING]
-        firing = {(alert := self._alert(each, unix_s - at_s))["fingerprint"]: alert for each in found}
+        engines = by_engine(self._readings())
+        alerts = [
+            self._alert(found, {"engine": engine} if len(engines) > 1 else {}, unix_s - at_s)
+            for engine, readings in engines.items()
+            for found in self._evaluated(engine, at_s, readings)
+            if found.state == FIRING
+        ]
+        firing = {alert["fingerprint"]: alert for alert in alerts}
         ended = [alert for name, alert in self._firing.items() if name not in firing]
         is_news = firing.keys() != self._firing.keys()
         if is_news or (firing and at_s - self._told_s >= self._repeat_s):
@@ -84,10 +90,17 @@ class WebhookExporter:
             self._told_s = at_s
         self._firing = firing
 
-    def _alert(self, found: Finding, offset_s: float) -> dict[str, Any]:
+    def _evaluated(self, engine: str, at_s: float, readings: Sequence[Reading]) -> list[Finding]:
+        if engine not in self._engines:
+            self._engines[engine] = History(), Evaluator(self._rules)
+        history, evaluator = self._engines[engine]
+        history.add(at_s, scrape_of(samples_of(readings), self._names))
+        return evaluator.evaluate(history)
+
+    def _alert(self, found: Finding, of_engine: Mapping[str, str], offset_s: float) -> dict[str, Any]:
         """``offset_s``: what to add to the history's clock for Unix time."""
         rule = found.rule
-        labels = {"alertname": rule.name, "severity": rule.severity, **rule.labels, **self._labels}
+        labels = {"alertname": rule.name, "severity": rule.severity, **rule.labels, **self._labels, **of_engine}
         return {
             "status": "firing",
             "labels": labels,

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from engine.contracts.command import CommandProvider
 from engine.contracts.config import SlotConfig
+from engine.contracts.findings import EngineReader, Finding, Findings
 from engine.contracts.router import Router
 from engine.http.server import Server
 from engine.testing.context import build_context
@@ -99,6 +101,47 @@ async def test_routes_about_an_engine_take_its_id() -> None:
             (ttft,) = [each for each in found if each["name"] == "engine_ttft_seconds"]
             counted[name] = sum(ttft["counts"])
         assert counted == {"a": 0, "b": 1}
+
+
+@in_loop
+async def test_a_request_that_moved_on_says_so_and_is_listed_with_the_engine_that_served_it() -> None:
+    async with two() as (server, clients):
+        await said(server)
+        clients["a"].hold_before = 0
+        asked = asyncio.create_task(server.post(CHAT, chat()))
+        await clients["a"].holding.wait()
+        clients["a"].die()
+        answer = json.loads((await asked)[2])
+        assert answer["timings"]["route"] == {"engine": "b", "attempt": 2, "reason": "the first"}
+        (moved,) = (await read(server, f"/engine/requests/{answer['id']}"))["sequences"]
+        assert (moved["engine"], moved["attempts"]) == ("b", 2)
+        assert [span.get("attempts") for span in moved["spans"] if span["name"] == "route"] == [2]
+        for query, engines in (("", ["b", "a"]), ("&engine=a", ["a"]), ("&engine=b", ["b"])):
+            listed = (await read(server, f"/engine/requests?count=9{query}"))["requests"]
+            assert [each["engine"] for each in listed] == engines
+        assert (await server.get("/engine/requests?engine=c"))[0] == 404
+
+
+async def names_its_engine(engine: EngineReader) -> Findings:
+    """What a command reads is of one engine, whatever it reads."""
+    read = [await engine.json(f"/engine/{name}") for name in ("stats", "counters", "latency")]
+    plan, listed = await engine.json("/engine/plan"), await engine.json("/engine/requests?count=9")
+    served = {each["engine"] for each in listed["requests"]}
+    return Findings([Finding(name, "") for name in sorted({each["engine"] for each in read} | {plan["id"]} | served)])
+
+
+@in_loop
+async def test_a_command_finds_what_is_wrong_with_the_engine_it_is_asked_about() -> None:
+    async with two() as (server, clients):
+        await said(server)
+        clients["a"].die()
+        await said(server)
+        provider = CommandProvider("look", "x:y", "look", finds=f"{__name__}:names_its_engine")
+        server.server.state.finders.commands = {"look": provider}
+        for query, engine in (("", "a"), ("?engine=a", "a"), ("?engine=b", "b")):
+            status, _, body = await server.post(f"/engine/findings/look{query}", b"")
+            assert (status, [each["cause"] for each in json.loads(body)["findings"]]) == (200, [engine]), query
+        assert (await server.post("/engine/findings/look?engine=c", b""))[0] == 404
 
 
 @in_loop

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from engine.contracts.percentiles import TOO_FEW
 from engine_lab.bench.compare import read_result, render_comparison, rows, warnings
-from engine_lab.bench.record import RequestRecord
+from engine_lab.bench.record import RequestRecord, Served
 from engine_lab.bench.report import render, summarise
 from engine_lab.bench.slo import parse_slo
 
@@ -57,6 +57,27 @@ def test_failures_are_counted_by_kind_and_kept_out_of_latencies():
     assert result["requests"]["failed"]["http_429"] == {"count": 1, "example": "queue is full"}
     assert result["metrics"]["e2e_ms"]["count"] == 1
     assert "1 x http_429: queue is full" in printed(render(result))
+
+
+def test_each_of_several_engines_has_a_row_of_what_it_served():
+    served = [Served("replica-10", 1), Served("replica-2", 1), Served("replica-2", 2)]
+    records = [record(i, ttft=0.1 * (i + 1), served=each) for i, each in enumerate(served)]
+    bad = record(9, error="http_503", chunks_s=(), output_tokens=None)
+    result = summarise([*records, bad], [0.0], None, CONFIG)
+    assert list(result["engines"]) == ["replica-2", "replica-10"], "failed ones are no engine's"
+    second = result["engines"]["replica-2"]
+    assert (second["requests"], second["moved_here"], second["output_tokens"]) == (2, 1, 10)
+    assert second["ttft_ms"]["max"] == pytest.approx(300)
+    shown = printed(render(result), 80)
+    (row,) = [line.split() for line in shown.splitlines() if "replica-2 " in line]
+    assert row == ["replica-2", "2", "1", "10", "200.00", "-", "300.00"]
+    assert result["records"][0]["served"] == {"engine": "replica-10", "attempt": 1}
+
+
+def test_a_server_with_one_engine_has_no_rows_of_engines():
+    result = summarise([record(0), record(1, served=Served("a", 1))], [0.0], None, CONFIG)
+    assert result["engines"] is None and "moved here" not in printed(render(result))
+    assert summarise([], [0.0], None, CONFIG)["engines"] is None
 
 
 def test_goodput_counts_failed_requests_in_the_share():

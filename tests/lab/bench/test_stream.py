@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine_lab.bench.record import Drafting
+from engine_lab.bench.record import Drafting, Served
 from engine_lab.bench.stream import StreamResult, read_stream
 
 
@@ -112,6 +112,14 @@ def test_what_the_server_says_of_drafts_is_read_from_its_timings():
 )
 def test_timings_of_another_server_say_nothing_of_drafts(timings):
     assert read((1, text("a", "stop")), (2, chat(choices=[], timings=timings)), (3, DONE)).drafting is None
+
+
+def test_which_of_several_engines_served_is_read_from_its_timings():
+    route = {"engine": "replica-1", "attempt": 2, "reason": "least queued"}
+    result = read((1, text("x", "stop")), (2, chat(choices=[], timings=TIMINGS | {"route": route})), (2, DONE))
+    assert result.served == Served("replica-1", 2) and result.drafting is not None
+    for odd in ({"engine": 1}, "somewhere", None, {}):
+        assert read((1, text("x", "stop")), (2, chat(choices=[], timings={"route": odd})), (2, DONE)).served is None
 
 
 def test_with_usage_in_every_chunk_tokens_are_known_chunk_by_chunk():

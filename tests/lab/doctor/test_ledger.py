@@ -74,7 +74,7 @@ def test_a_shadow_has_every_setting_of_the_engines_slots() -> None:
     words = ("model.dtype=bfloat16", "drafter=ngram", "parallelism.tp=2", "attention_kernel=torch", "threads=1")
     plan = msgspec.to_builtins(assemble(words))
     told = dict.fromkeys(("max_len", "kv_tokens", "weights_bytes", "kv_bytes"), 1) | {"lowering": []}
-    engine = engine_of({"plan": plan | {"settings": plan["settings"]}, "engine": told})
+    engine = engine_of({"id": "replica-1", "plan": plan | {"settings": plan["settings"]}, "engine": told})
     shadows = assemble(shadow.overrides_of(engine))
     assert shadows.dtype == "bfloat16" and shadows.layout.tp == 2 and shadows.settings.threads == 1
     assert shadows.choice("drafter").config == assemble(words).choice("drafter").config

@@ -12,8 +12,10 @@ from tests.lab.doctor.cases import RECORDED, recorded, slow
 
 from engine.cli.main import main
 from engine.contracts.findings import Findings
-from engine_lab.doctor.evidence import write
+from engine_lab.doctor import main as doctor
+from engine_lab.doctor.evidence import Evidence, write
 from engine_lab.doctor.rules import RULES
+from engine_lab.shared.live import LiveEngine
 
 MAX_REQUESTS = "scheduler.max_requests"
 PRINTED = ("overrides", "replaces", "predicts")
@@ -63,6 +65,7 @@ def test_rules_of_others_join_in(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--window", "0"], "--window"),
         (["--evidence", "a", "--record", "b"], "give one of them"),
+        (["--evidence", "a", "--engine", "b"], "give one of them"),
         (["--evidence", "a", "--url", "http://127.0.0.1:9"], "give one of them"),
         (["--ledger", "/nowhere"], "--ledger /nowhere: no such file"),
         (["--evidence", "/nowhere"], "expected a file written by engine doctor --record"),
@@ -80,6 +83,39 @@ def test_wrong_usage_is_named(words: list[str], said: str, capsys: pytest.Captur
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 1
     assert "is the server running?" in capsys.readouterr().err
+
+
+def test_of_several_engines_the_one_that_is_named_is_diagnosed(
+    served_by_two: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    async def record(engine: LiveEngine, *_: object) -> Evidence:
+        asked.append((await engine.json("/engine/stats"))["engine"])
+        return recorded("too_few_rows")
+
+    monkeypatch.setattr(doctor, "record", record)
+    for words, said in (([], "a is one of 2 engines"), (["--engine", "b"], "b is one of 2 engines")):
+        assert main(["doctor", "--url", served_by_two.url, *words]) == 0
+        assert said in capsys.readouterr().err
+    assert asked == ["a", "b"]
+    assert main(["doctor", "--url", served_by_two.url, "--engine", "c"]) == 1
+    assert "has no engine 'c'; it has a, b (--engine)" in capsys.readouterr().err
+
+
+def test_the_only_engine_of_a_server_has_no_others(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--url", served.url])
+    assert "--engine" not in capsys.readouterr().err
+
+
+def test_an_engine_of_several_has_no_shadow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = recorded("too_few_rows")
+    engine = msgspec.structs.replace(evidence.engine, id="replica-1", replicas=2)
+    write(msgspec.structs.replace(evidence, engine=engine), str(tmp_path / "e.json"))
+    words = ["doctor", "--evidence", str(tmp_path / "e.json"), "--verify", "--ledger", str(tmp_path / "ledger")]
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert "fleet.replicas=2" in shown.err and "replica-1 of 2 engines" in shown.out
 
 
 def test_windows_of_few_requests_are_said_to_be_too_few(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -370,8 +370,9 @@ def server(answer, itl_ms):
     engine = {"kv_tokens": answer.sizing.kv_tokens, "weights_bytes": answer.sizing.weights}
     times = {name: {"count": 0} | dict.fromkeys(("p50", "p95", "p99")) for name in ("ttft_ms", "e2e_ms")}
     itl = {"count": 480, "p50": itl_ms, "p95": itl_ms, "p99": itl_ms}
-    plan = {"model": {"name": answer.sizing.plan.model.name}, "slots": slots}
-    return {"plan": plan, "engine": engine}, {**times, "itl_ms": itl}
+    settings = {"fleet": {"replicas": answer.sizing.plan.settings.fleet.replicas}}
+    plan = {"model": {"name": answer.sizing.plan.model.name}, "slots": slots, "settings": settings}
+    return {"id": "default", "plan": plan, "engine": engine}, {**times, "itl_ms": itl}
 
 
 def test_a_prediction_is_scored_by_what_the_server_measured(brief):
@@ -389,6 +390,10 @@ def test_another_plan_than_the_servers_is_not_scored(brief):
     plan, latency = server(brief, 2.0)
     plan["plan"]["slots"]["scheduler"][0]["config"]["max_requests"] = 2
     with pytest.raises(ValueError, match=r"scheduler\.max_requests=2, planned is 32"):
+        scores(brief, plan, latency)
+    plan, latency = server(brief, 2.0)
+    plan["plan"]["settings"]["fleet"]["replicas"] = 2
+    with pytest.raises(ValueError, match=r"fleet\.replicas=2, planned is 1"):
         scores(brief, plan, latency)
 
 
@@ -419,15 +424,30 @@ def test_baselines_are_those_of_one_load(brief, tmp_path, monkeypatch):
     fewer = replace(brief, question=replace(brief.question, load=None, trace=brief.question.trace[:5]))
     files = [baseline_file(each, "http://127.0.0.1:1") for each in (brief, fewer, brief)]
     assert files[0] == files[2] != files[1]
+    assert (
+        len({baseline_file(brief, "http://127.0.0.1:1", engine) for engine in ("default", "a", "b")} - {files[0]}) == 2
+    )
 
 
 def test_a_server_that_is_not_ready_is_named(brief, monkeypatch):
     async def json_of(self, path):
-        return {"plan": {}, "engine": None}
+        return {"engines": [{"id": "default"}]} if path == "/engine/fleet" else {"plan": {}, "engine": None}
 
     monkeypatch.setattr(LiveEngine, "json", json_of)
     with pytest.raises(LiveError, match="is not ready yet"):
         asyncio.run(observed("http://127.0.0.1:1", None))
+
+
+def test_one_engine_of_several_is_observed_and_the_others_are_named(served_by_two, capsys):
+    plan, latency = asyncio.run(observed(served_by_two.url, None, "b"))
+    assert (plan["id"], latency["engine"]) == ("b", "b")
+    assert "b is one of 2 engines; --engine chooses another: a" in capsys.readouterr().err
+    assert asyncio.run(observed(served_by_two.url, None))[0]["id"] == "a"
+
+
+def test_an_engine_is_chosen_of_a_running_server(capsys):
+    assert main(["plan", "--engine", "b"]) == 2
+    assert "--engine b: it is for --live URL" in capsys.readouterr().err
 
 
 def test_a_described_card_is_what_the_engine_would_see():

@@ -6,6 +6,7 @@ import pty
 import termios
 
 import aiohttp
+import msgspec
 import pytest
 from tests.http.fakes import chat, running
 from tests.service.fakes import in_loop
@@ -45,6 +46,29 @@ def test_one_look_at_a_server(served, capsys):
     assert shown.startswith("engine top  tiny  ") and "TTFT" in shown and "slowest" in shown
 
 
+def test_of_several_engines_each_has_a_row_and_sums_are_of_all(served_by_two, capsys):
+    served_by_two.do(served_by_two.running.post("/v1/chat/completions", chat()))
+    for count, client in enumerate(served_by_two.clients.values(), 3):
+        client.stats = msgspec.structs.replace(client.stats, running=count)
+    look = ["top", "--url", served_by_two.url, "--once", "--interval", "0.1"]
+    assert main([*look, "--json"]) == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert [frame["engines"][name]["running"] for name in "ab"] == [3, 4] and frame["running"] == 7
+    assert [frame["engines"][name]["latency"]["ttft_ms"]["n"] for name in "ab"] == [1, 0] and frame["latency"] == {}
+    assert len(frame["slowest"]) == 1 and frame["states"] == {"a": "serving", "b": "serving"}
+    assert main(look) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "2 engines" in shown[0]
+    assert [line.split()[:2] for line in shown if line.split()[:1] in (["a"], ["b"], ["all"])] == [
+        ["a", "3"], ["b", "4"], ["all", "7"]
+    ]  # fmt: skip
+    assert main([*look, "--engine", "b"]) == 0
+    alone = capsys.readouterr().out
+    assert "TPOT" in alone and alone.splitlines()[0].endswith(" b") and "2 engines" not in alone
+    assert main([*look, "--engine", "c"]) == 1
+    assert "has no engine 'c'; it has a, b" in capsys.readouterr().err
+
+
 @in_loop
 async def test_a_server_that_goes_away_is_missed_and_another_one_is_taken():
     async with aiohttp.ClientSession() as session:
@@ -56,14 +80,14 @@ async def test_a_server_that_goes_away_is_missed_and_another_one_is_taken():
                 await watch.look()
         assert watch.lost_s is not None and watch.model == ""
         async with running() as server:
-            watch.engine = LiveEngine(session, server.url)
+            watch.server = LiveEngine(session, server.url)
             assert (await watch.look()).running == 0 and watch.lost_s is None and watch.model == "tiny"
 
 
 @in_loop
 async def test_an_engine_that_is_not_ready_shows_no_zeros(monkeypatch):
     async def json_of(self, path):
-        return {"plan": {}, "engine": None}
+        return {"engines": [{"id": "default"}]} if path == "/engine/fleet" else {"plan": {}, "engine": None}
 
     monkeypatch.setattr(LiveEngine, "json", json_of)
     async with aiohttp.ClientSession() as session:

@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -51,15 +52,24 @@ FRAME = Frame(
 )
 
 
-def lines(width: int, height: int | None = None, **terminal: bool) -> list[str]:
+FLEET = msgspec.structs.replace(
+    FRAME,
+    latency={},
+    engines={f"replica-{number}": FRAME for number in range(3)},
+    states={"replica-0": "serving", "replica-1": "restarting", "replica-2": "serving"},
+)
+
+
+def lines(width: int, height: int | None = None, frame: Frame = FRAME, **terminal: bool) -> list[str]:
     console = Console(file=io.StringIO(), width=width, **terminal)
-    console.print(render(Text("engine top"), FRAME, width, height))
+    console.print(render(Text("engine top"), frame, width, height))
     return console.file.getvalue().splitlines()
 
 
+@pytest.mark.parametrize("frame", [FRAME, FLEET])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (147, 40), (148, 24), (200, 50)])
-def test_a_frame_fits_its_terminal(width, height):
-    shown = lines(width, height)
+def test_a_frame_fits_its_terminal(width, height, frame):
+    shown = lines(width, height, frame)
     assert len(shown) <= height and max(map(len, shown)) <= width
     assert not any("…" in line for line in shown if "beside" not in line), "no number is cut"
 
@@ -74,6 +84,16 @@ def test_a_frame_has_all_its_figures(width):
         "123,456", "12,593", "81,300",
     ):  # fmt: skip
         assert figure in shown
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_fleet_has_a_row_for_each_engine_and_one_that_adds_up(width):
+    shown = lines(width, frame=FLEET)
+    rows = [line[line.index("replica-") :].split() for line in shown if "replica-" in line]
+    assert [row[:6] for row in rows] == [[f"replica-{at}", "256", "3", "82", "%", "12,345.6"] for at in range(3)]
+    assert all({"1,141.4", "9,452.2"} <= set(row) for row in rows)
+    red = [line for line in lines(width, frame=FLEET, force_terminal=True) if "\x1b[1;31mreplica" in line]
+    assert len(red) == 1 and "replica-1" in red[0], "it does not serve"
 
 
 def test_wide_ones_have_whole_ids_and_narrow_ones_their_ends():

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 
+import msgspec
+
 from engine.contracts.events import DroppedEvent, FirstTokenEvent, PrefixCacheEvent, TokensEvent
 from engine.contracts.exporter import Exporter
 from engine.testing.context import build_context
@@ -54,6 +56,18 @@ def test_a_line_says_what_happened_in_its_interval():
         "engine: 1 abort, 1 stop | 3 running 1 waiting kv 25% | prefill 9 decode 1 tok/s | ttft p50 12.3 ms"
         " | itl p50 2.50 ms | cached 25% | accepted 75% | 3 events dropped\n"
     )
+
+
+def test_of_several_engines_each_has_a_line_and_what_is_the_servers_is_in_the_first():
+    console, out = make()
+    for at_s, engine, running in ((0.0, "replica-0", 1), (1.0, "replica-10", 5), (2.0, "replica-2", 3)):
+        console.export([msgspec.structs.replace(step_event(at_s, running=running), engine=engine)])
+    console.export([msgspec.structs.replace(FirstTokenEvent(3.0, "r", 7.0), engine="replica-2"), DroppedEvent(5.0, 3)])
+    console.export([msgspec.structs.replace(step_event(10.0), engine="replica-2")])
+    first, second, third = out.getvalue().splitlines()
+    assert first.startswith("engine replica-0: ") and "1 running" in first and first.endswith("3 events dropped")
+    assert second.startswith("engine replica-2: ") and "3 running" in second and "ttft p50 7.0 ms" in second
+    assert third.startswith("engine replica-10: ") and "5 running" in third and "dropped" not in third
 
 
 def test_closing_prints_what_was_not_printed_yet_once():

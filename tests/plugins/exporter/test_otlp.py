@@ -54,7 +54,7 @@ class TestConformance(ExporterConformance):
 
 
 def test_a_request_is_a_span_with_the_conventions_attributes():
-    resource, (span, *_) = exported(request(), service_name="chatbot")
+    resource, (span, *_) = exported(request(engine="replica-1"), service_name="chatbot")
     assert resource == {"service.name": "chatbot"}
     assert (span.name, span.kind, span.status) == (f"chat {build_context().model.name}", SERVER, 0)
     assert span.attributes == {
@@ -74,6 +74,7 @@ def test_a_request_is_a_span_with_the_conventions_attributes():
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.usage.cache_read.input_tokens": 4,
+        "engine.id": "replica-1",
         "engine.drafted_tokens": 3,
         "engine.accepted_tokens": 2,
         "engine.preemptions": 0,

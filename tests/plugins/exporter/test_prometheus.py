@@ -3,12 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.contracts.counters import Metric
 from engine.contracts.events import (
     DroppedEvent,
+    Event,
     FirstTokenEvent,
     PrefixCacheEvent,
     RejectedEvent,
@@ -16,6 +18,7 @@ from engine.contracts.events import (
 )
 from engine.contracts.provider import BuildContext
 from engine.counters.declared import SECONDS
+from engine.counters.engine import EngineCounters
 from engine.counters.metrics import Histogram, Metrics
 from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, Fed, one_of_each, request_event, step_event
@@ -216,6 +219,53 @@ def test_vllm_names_come_on_top_with_their_labels_and_buckets():
     assert value(exporter, "vllm:iteration_tokens_total_count") == 2
     assert value(exporter, "engine_requests_running") == 2
     assert not any(name.startswith("vllm") for name in families(make()))
+
+
+def several(*engines: str) -> PrometheusExporter:
+    """An exporter that watches engines of these ids, which have had no events yet."""
+    exporter = plain("vllm")
+    counters = [EngineCounters(4, engine) for engine in engines]
+    exporter.watch(lambda: [reading for each in counters for reading in each.readings()])
+    return exporter
+
+
+def of_engine(engine: str, *events: Event) -> list[Event]:
+    return [msgspec.structs.replace(event, engine=engine) for event in events]
+
+
+def test_vllm_names_have_a_set_of_series_for_each_engine_numbered_in_the_servers_order():
+    exporter = several("replica-0", "replica-1")
+    exporter.export(of_engine("replica-1", FirstTokenEvent(1.0, "r", 5.0), step_event(running=7)))
+    exporter.export([*of_engine("replica-0", step_event(running=2)), DroppedEvent(1.0, 3)])
+    found = list(text_string_to_metric_families(exporter.render()))
+    assert len({family.name for family in found}) == len(found), "a family occurs twice"
+    samples = [each for family in found if family.name.startswith("vllm:") for each in family.samples]
+    assert {each.labels["engine"] for each in samples} == {"0", "1"}
+    assert len(samples) == 2 * sum(each.labels["engine"] == "0" for each in samples)
+    by_engine = {
+        name: {each.labels["engine"]: each.value for each in samples if each.name == f"vllm:{name}"}
+        for name in ("num_requests_running", "time_to_first_token_seconds_count")
+    }
+    assert by_engine == {
+        "num_requests_running": {"0": 2, "1": 7},
+        "time_to_first_token_seconds_count": {"0": 0, "1": 1},
+    }
+    helped = [line.split()[2] for line in exporter.render().splitlines() if line.startswith("# HELP")]
+    assert len(helped) == len(set(helped))
+
+
+def test_series_of_one_name_are_together_and_each_occurs_once():
+    lines = several("a", "b").render().splitlines()
+    series = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    inside = None
+    for line in lines:
+        if line.startswith("# TYPE"):
+            inside = line.split()[2]
+        elif not line.startswith("#"):
+            assert inside is not None and line.startswith(inside), line
 
 
 def test_a_model_name_cannot_break_the_page():

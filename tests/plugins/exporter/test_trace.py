@@ -56,6 +56,18 @@ def test_equal_beginnings_have_equal_hashes(tmp_path: Path) -> None:
     assert a.block_hashes[:2] == b.block_hashes[:2] and a.block_hashes[2] != b.block_hashes[2]
 
 
+def test_a_line_says_which_of_several_engines_served_the_request(tmp_path: Path) -> None:
+    exporter = TraceExporter(TraceConfig(path=str(tmp_path / "t")), CONTEXT)
+    for name, engine in (("a", "replica-1"), ("b", "default")):
+        exporter.transcripts([transcript(name, 20)])
+        event = request_event(exporter._started_s + 1.0, "length", prompt_tokens=52, output_tokens=3)
+        exporter.export((msgspec.structs.replace(event, request_id=name, engine=engine),))
+    exporter.close()
+    _, *lines = map(json.loads, (tmp_path / "t").read_text().splitlines())
+    assert [line.get("engine") for line in lines] == ["replica-1", None]
+    assert len(list(read_trace(tmp_path / "t"))) == 2, "a simulation takes both"
+
+
 def test_blocks_of_the_output_are_hashed_too(tmp_path: Path) -> None:
     export(tmp_path / "t", transcript("a", 0, output=2 * SIZE))
     (request,) = read_trace(tmp_path / "t")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contracts.events import DroppedEvent
+from engine.counters.engine import EngineCounters
 from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, Fed, step_event
 from engine_plugins.exporter.config import WebhookConfig
@@ -65,6 +66,24 @@ def test_an_alert_is_told_when_it_begins_and_when_it_ends():
         "version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels", "commonLabels",
         "commonAnnotations", "externalURL", "alerts",
     }  # fmt: skip
+
+
+def test_rules_hold_for_each_of_several_engines_and_an_alert_says_which():
+    """Were their counters in one history, the last engine's would hide those of the others."""
+    with receiving() as server:
+        exporter = plain(server.url)
+        engines = {name: EngineCounters(4, name) for name in ("replica-0", "replica-1")}
+        exporter.watch(lambda: [reading for each in engines.values() for reading in each.readings()])
+        for minute in range(4):
+            engines["replica-0"].add([FULL])
+            engines["replica-1"].add([FULL if minute == 3 else FREE])
+            exporter.evaluate(60.0 * minute, START_S + 60.0 * minute)
+        server.wait(1)
+        exporter.close()
+        (posted,) = server.posted
+    (alert,) = json.loads(posted.body)["alerts"]
+    assert (alert["labels"]["alertname"], alert["labels"]["engine"]) == ("EngineKvFull", "replica-0")
+    assert alert["startsAt"] == "2023-11-14T22:13:20Z", "since the first minute"
 
 
 def test_what_still_fires_is_told_again_once_in_a_while():

@@ -17,9 +17,10 @@ async def list_finders(http: web.Request) -> web.StreamResponse:
 
 
 async def find(http: web.Request) -> web.StreamResponse:
-    """Runs a command on this engine. Takes as long as the command does."""
+    """Runs a command on an engine, ``?engine=ID`` or the first. Takes as long as the command does."""
     state = state_of(http)
     if state.admission.draining:
         raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
+    engine = OwnEngine(state, http.query.get("engine"))
     async with state.bodies.read(http):  # empty; refuses what pages of other servers send
-        return json_response(await state.finders.run(http.match_info["command"], OwnEngine(state)))
+        return json_response(await state.finders.run(http.match_info["command"], engine))

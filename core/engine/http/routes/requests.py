@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,14 +22,19 @@ DEFAULT_COUNT = 32
 
 async def recent_requests(http: web.Request) -> web.StreamResponse:
     """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
-    what is inside of spans, and how long ago each ended; ``?count=N`` of them."""
-    return json_response(await read_recent(state_of(http), http.query.get("count", str(DEFAULT_COUNT))))
+    what is inside of spans, and how long ago each ended; ``?count=N`` of them, ``?engine=ID`` for those of one engine
+    alone."""
+    count = http.query.get("count", str(DEFAULT_COUNT))
+    return json_response(await read_recent(state_of(http), count, http.query.get("engine")))
 
 
-async def read_recent(state: ServerState, asked: str) -> dict[str, Any]:
+async def read_recent(state: ServerState, asked: str, engine: str | None = None) -> dict[str, Any]:
+    """``engine``: the id of the engine, ``None``: of all."""
     if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
         raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
-    found = await state.read_exporters(lambda: [_brief(each) for each in state.waterfalls.recent(int(asked))])
+    if engine is not None:
+        state.engine_of(engine)  # it is one
+    found = await state.read_exporters(lambda: [_brief(each) for each in state.waterfalls.recent(int(asked), engine)])
     return {"requests": found}
 
 
@@ -44,8 +48,7 @@ async def one_request(http: web.Request) -> web.StreamResponse:
 
     if form == "chrome":
         found = await _found(state, name)
-        steps = partial(state.waterfalls.steps, found[0].request.engine)
-        return json_response(await state.read_exporters(lambda: chrome_trace(found, steps)))
+        return json_response(await state.read_exporters(lambda: chrome_trace(found, state.waterfalls.steps)))
     return json_response(await read_request(state, name))
 
 
