@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,22 +89,59 @@ def run_interpreted(*files: Path, select: str = "", marked: str = "not slow") ->
 
 
 def quicken() -> None:
-    """Spare the interpreter most of its work: at every call of a device function it searches all of triton.language for
-    what it replaces, and replaces it again. The search is made once, and the replacement once a launch."""
+    """Spare the interpreter most of its work. At every call of a device function it searches all of triton.language for
+    what it replaces, and replaces it again: the search is made once, and the replacement once a launch. It computes for
+    every sum and product of integers whether it overflows, and looks at that in debug mode alone. For every tensor it
+    makes a table of types, and a shape anew."""
+    from triton.language import core
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    if not options.debug:
+        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    stored_as = cache(interpreter._get_np_dtype)
+
+    def stored_as_its_scalar(of: Any) -> Any:
+        return stored_as(core.uint64 if of.scalar.is_ptr() else of.scalar)
+
+    interpreter._get_np_dtype = stored_as_its_scalar
+    make = core.tensor.__init__
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def make_tensor(tensor: Any, handle: Any, type: Any) -> None:
+        """As ``tensor.__init__``, with the shape and number of elements of the tensor before of that shape."""
+        key = tuple(type.shape.values) if type.is_block() else ()
+        if key not in shapes:
+            make(tensor, handle, type)
+            shapes[key] = tensor.shape, tensor.numel
+        tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
+        tensor.shape, tensor.numel = shapes[key]
+
+    core.tensor.__init__ = make_tensor
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    make_type = core.block_type.__init__
+
+    def make_block_type(type: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        if key not in types:
+            make_type(type, element_ty, shape)
+            types[key] = {name: kept for name, kept in vars(type).items() if name != "element_ty"}
+        vars(type).update(types[key], element_ty=element_ty)
+
+    core.block_type.__init__ = make_block_type
 
     @cache
     def builtins_of(holder: Any) -> list[tuple[str, Any]]:
         return [(name, member) for name, member in inspect.getmembers(holder) if is_builtin(member)]
 
-    def replace(holder: Any, *how: Any) -> None:
+    def replace_in(holder: Any, *how: Any) -> None:
         for name, member in builtins_of(holder):
             if getattr(holder, name) is member:  # or it is replaced already
                 interpreter._patch_attr(holder, name, member, *how)
 
     assert callable(interpreter._patch_builtin)
-    interpreter._patch_builtin = replace
+    interpreter._patch_builtin = replace_in
     patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[int]()
 
     def patch_once(function: Any) -> Any:
