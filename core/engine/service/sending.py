@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.client import EngineDead, OutputStream
@@ -13,7 +14,8 @@ from engine.service.load import Share
 
 class Sending:
     """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. While no token
-    has come the next one takes over from an engine that dies, or that is told to let go of what it has not begun."""
+    has come the next one takes over from an engine that dies, or that is told to let go of what it has not begun. No
+    engine gets a second time what it died with."""
 
     def __init__(
         self,
@@ -23,16 +25,21 @@ class Sending:
         *,
         cached_tokens: int = 0,
         reason: str | None = None,
+        again: Callable[[], Sequence[EngineHandle]] = tuple,
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
         ``reason``: why that one is the first, ``None``: there is
-        no other. Raises :class:`EngineDead` where none takes it."""
+        no other. ``again``: asked for further engines once the sequence must leave one and no other is left. Raises
+        :class:`EngineDead` where none takes it."""
         self.request = request
         self._reason = reason
         self._left = list(engines)
         self._cached_tokens = cached_tokens
         self._sent = sent
+        self._again = again
+        self._died = set[str]()
+        """Engines that died with it."""
         self._has_begun = False
         self._is_aborted = False
         self._leaves = False
@@ -40,28 +47,40 @@ class Sending:
         self._send(None)
 
     def _send(self, failure: EngineDead | None) -> None:
-        """To the next engine that takes it. Raises ``failure``, or :class:`EngineDead`, where there is none."""
-        while self._left:
-            engine = self._left.pop(0)
-            if not engine.takes_requests:
-                continue
+        """To the next engine that takes it; one that let go of it in vain has it again. Raises ``failure``, or
+        :class:`EngineDead`, where there is none."""
+        while self._has_others():
             try:
-                self._stream: OutputStream = engine.client.submit(self.request)
+                self._send_to(self._left.pop(0))
+                return
             except EngineDead as dead:  # died a moment ago
                 failure = failure or dead
-                continue
-            self.engine = engine
-            """Which has the sequence."""
-            self.sent_s = time.monotonic()
-            """When it was sent there."""
-            cached_tokens, self._cached_tokens = self._cached_tokens, 0
-            self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
-            engine.sendings.add(self)
-            engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
-            self._attempt += 1
-            self._sent(engine)
-            return
+        if self._attempt and failure is None:
+            with suppress(EngineDead):
+                self._send_to(self.engine)
+                return
         raise failure or EngineDead("no engine takes requests")
+
+    def _has_others(self) -> bool:
+        """Whether one of those that are left takes requests; those that do not are left no longer."""
+        self._left = [engine for engine in self._left if engine.takes_requests]
+        if not self._left and self._attempt:
+            self._left = [each for each in self._again() if each.takes_requests and each.id not in self._died]
+        return bool(self._left)
+
+    def _send_to(self, engine: EngineHandle) -> None:
+        """Raises :class:`EngineDead`."""
+        self._stream: OutputStream = engine.client.submit(self.request)
+        self.engine = engine
+        """Which has the sequence."""
+        self.sent_s = time.monotonic()
+        """When it was sent there."""
+        cached_tokens, self._cached_tokens = self._cached_tokens, 0
+        self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
+        engine.sendings.add(self)
+        engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
+        self._attempt += 1
+        self._sent(engine)
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self
@@ -75,6 +94,7 @@ class Sending:
                 if self._has_begun or self._is_aborted:
                     raise
                 self._leaves = False
+                self._died.add(self.engine.id)
                 self._send(dead)
                 continue
             if out.finish_reason is not None:
@@ -98,8 +118,7 @@ class Sending:
 
     def leave(self) -> None:
         """Go to the next engine, if there is one and no token has come."""
-        others = [engine for engine in self._left if engine.takes_requests]
-        if others and not (self._has_begun or self._is_aborted or self._leaves):
+        if not (self._has_begun or self._is_aborted or self._leaves) and self._has_others():
             self._leaves = True
             self._stream.abort()
 
