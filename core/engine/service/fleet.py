@@ -40,6 +40,8 @@ class Step:
 class Change:
     """A restart or resize, from its beginning on."""
 
+    number: int
+    """Changes of the server are counted from 1 on."""
     kind: Kind
     engines: tuple[str, ...]
     """Those that it is about, in order."""
@@ -132,7 +134,8 @@ class Fleet:
         return self._begin("resize", [*more, *fewer], self._resize(more, fewer))
 
     def _begin(self, kind: Kind, engines: Sequence[EngineHandle], work: Coroutine[Any, Any, None]) -> Change:
-        self.change = Change(kind, tuple([engine.id for engine in engines]))
+        number = 1 if self.change is None else self.change.number + 1
+        self.change = Change(number, kind, tuple([engine.id for engine in engines]))
         self._changing = asyncio.create_task(self._run(self.change, work))
         return self.change
 

@@ -122,6 +122,7 @@ def _engine(engine: EngineHandle) -> dict[str, Any]:
 def _change(change: Change) -> dict[str, Any]:
     """The latest restart or resize."""
     return {
+        "number": change.number,
         "kind": change.kind,
         "engines": change.engines,
         "state": change.state,
