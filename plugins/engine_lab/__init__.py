@@ -40,6 +40,11 @@ def engine_command() -> list[CommandProvider]:
             "watch a running engine: rates, percentiles, batch, KV, its slowest requests",
         ),
         CommandProvider(
+            "fleet",
+            "engine_lab.fleet.command:COMMAND",
+            "show, drain and restart the engines behind a server, one by one",
+        ),
+        CommandProvider(
             "chat",
             "engine_lab.chat.command:COMMAND",
             "chat in the terminal, with the speed of each answer",

@@ -60,6 +60,11 @@ ROUTES = [
     ("GET", "/engine/latency"),
     ("GET", "/engine/stats"),
     ("GET", "/engine/expert_load"),
+    ("GET", "/engine/fleet"),
+    ("POST", "/engine/fleet/drain"),
+    ("POST", "/engine/fleet/undrain"),
+    ("POST", "/engine/fleet/restart"),
+    ("POST", "/engine/fleet/resize"),
     ("GET", "/engine/findings"),
     ("POST", "/engine/findings/doctor"),
     ("GET", "/ui"),
@@ -316,12 +321,11 @@ async def test_the_engine_dies_under_a_stream_and_the_listener_stays() -> None:
         writer.close()
 
 
-async def signalled_server(drain_s: float) -> tuple[Running, asyncio.Task[int], list[str]]:
+async def signalled_server(**settings: float) -> tuple[Running, asyncio.Task[int], list[str]]:
     lines: list[str] = []
     client, router, exporter = ScriptedClient(), DirectRouter(), MemoryExporter()
-    server = Server(
-        make_plan(drain_s=drain_s), {"default": client}, router, [exporter], make_tokenizer(), say=lines.append
-    )
+    plan = make_plan(**settings)
+    server = Server(plan, {"default": client}, router, [exporter], make_tokenizer(), say=lines.append)
     task = asyncio.create_task(server.run())
     while not any(line.startswith("ready") for line in lines):
         await asyncio.sleep(0.001)
@@ -346,6 +350,64 @@ async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> N
     status, _, data = await running_request
     assert status == 200 and json.loads(data)["choices"][0]["message"]["content"] == "Hello world"
     assert await task == 0 and server.exporter.closed
+
+
+@in_loop
+async def test_a_lame_duck_is_not_ready_and_takes_requests_until_it_drains() -> None:
+    server, task, lines = await signalled_server(drain_s=10, lame_duck_s=0.3)
+    server.client.hold_before = 2
+    running_request = asyncio.create_task(server.post(CHAT, chat()))
+    await server.client.holding.wait()
+    signal.raise_signal(signal.SIGTERM)
+    while not server.server.state.admission.lame_duck:
+        await asyncio.sleep(0)
+    status, headers, data = await server.get("/ready")
+    assert (status, headers["connection"]) == (503, "close") and "draining" in error_of(data)["message"]
+    assert (await server.get("/health"))[0] == 200
+    server.client.hold_before = None
+    status, headers, data = await server.post(CHAT, chat())
+    assert (status, headers["connection"]) == (200, "close")
+    assert json.loads(data)["choices"][0]["message"]["content"] == "Hello world"
+    assert not server.server.state.admission.draining, "that was within the time"
+    while not server.server.state.admission.draining:
+        await asyncio.sleep(0.01)
+    assert error_of((await server.post(CHAT, chat()))[2])["code"] == "draining"
+    assert (await server.get("/ready"))[0] == 503
+    server.client.proceeding.set()
+    assert (await running_request)[0] == 200
+    assert await task == 0
+    said = [line.split(":")[0] for line in lines]
+    assert said[-2:] == ["lame duck", "draining"]
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+@in_loop
+async def test_a_second_signal_waits_for_nothing(signals: tuple[signal.Signals, ...]) -> None:
+    server, task, _ = await signalled_server(drain_s=60, lame_duck_s=60)
+    server.client.hold_before = 2
+    running_request = asyncio.create_task(server.post(CHAT, chat()))
+    await server.client.holding.wait()
+    for number in signals:
+        signal.raise_signal(number)
+        await asyncio.sleep(0.01)
+    status, _, data = await running_request
+    assert (status, error_of(data)["code"]) == (503, "shutdown")
+    assert await task == 0
+
+
+@in_loop
+async def test_ctrl_c_waits_for_what_runs_and_takes_nothing_more() -> None:
+    server, task, _ = await signalled_server(drain_s=60, lame_duck_s=60)
+    server.client.hold_before = 2
+    running_request = asyncio.create_task(server.post(CHAT, chat()))
+    await server.client.holding.wait()
+    signal.raise_signal(signal.SIGINT)
+    while not server.server.state.admission.draining:
+        await asyncio.sleep(0)
+    assert error_of((await server.post(CHAT, chat()))[2])["code"] == "draining"
+    server.client.proceeding.set()
+    assert (await running_request)[0] == 200
+    assert await task == 0
 
 
 READINGS = {

@@ -178,6 +178,7 @@ class ScriptedClient(ClientBase):
         self.fail_starts = 0
         self.fail_request = ""
         self.slow_to_abort: asyncio.Event | None = None
+        self.slow_to_close: asyncio.Event | None = None
         self.silent = False
         self.hang_at_start: asyncio.Event | None = None
         self.next_heartbeat = Heartbeat()
@@ -242,7 +243,10 @@ class ScriptedClient(ClientBase):
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-        self.alive = False
+        self._tasks.clear()
+        if self.slow_to_close is not None:
+            await self.slow_to_close.wait()
+        self.died("the engine was closed", cause="engine_closed")
 
     async def _play(self, request: EngineRequest) -> None:
         name = request.request_id

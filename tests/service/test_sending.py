@@ -170,6 +170,58 @@ async def test_without_another_engine_a_drained_one_ends_what_waits_there() -> N
 
 
 @in_loop
+async def test_what_lets_go_in_vain_stays_where_it_was() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.hold_before, client.slow_to_abort = 0, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    fleet.engines["a"].drain()
+    fleet.clients["b"].die()
+    client.hold_before = None
+    client.slow_to_abort.set()
+    assert await running == ["I am a"]
+    assert len(client.requests) == 2 and nothing_is_left(fleet)
+
+
+@in_loop
+async def test_an_engine_that_was_down_when_a_sequence_was_placed_takes_it_over() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = Attempts(("a",)), fleet.clients["a"]
+    client.hold_before = 0
+    fleet.engines["b"].draining = True
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    fleet.router.decision = Attempts(("b", "a"))
+    fleet.engines["a"].drain()
+    assert not client.aborted, "there is no other"
+    fleet.engines["b"].draining = False
+    fleet.engines["a"].drain()
+    assert await running == ["I am b"]
+    assert nothing_is_left(fleet) and fleet.router.told == ["a", "b"]
+
+
+@in_loop
+async def test_what_ends_every_engine_is_sent_to_each_of_them_once() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision = BOTH
+    for client in fleet.clients.values():
+        client.hold_before = 0
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    for client in fleet.clients.values():
+        await client.holding.wait()
+        client.die()
+        await client.start()
+    with pytest.raises(ApiError) as failed:
+        await running
+    assert failed.value.code == "engine_dead"
+    assert [len(client.requests) for client in fleet.clients.values()] == [1, 1] and nothing_is_left(fleet)
+
+
+@in_loop
 async def test_counts_return_to_zero_after_any_mix_of_ends() -> None:
     fleet = Fleet()
     await fleet.start()

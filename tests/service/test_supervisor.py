@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.loop.client import EngineDead
 from engine.loop.messages import Heartbeat
 from engine.service import supervisor as module
-from engine.service.supervisor import Supervisor
+from engine.service.supervisor import MAX_CRASHES, Supervisor
 
 from .fakes import ScriptedClient, in_loop
 
@@ -72,6 +73,67 @@ async def test_an_engine_that_takes_its_time_to_die_is_killed_once() -> None:
         assert len(client.killed) == 1
         dies(client.killed.pop())
         await until(lambda: client.starts == 2 and supervisor.not_ready() is None)
+
+
+@in_loop
+async def test_what_is_ended_on_purpose_has_not_crashed() -> None:
+    client = ScriptedClient()
+    with capture_logs() as logs:
+        async with watched(client, stall_s=30.0) as supervisor:
+            for starts in range(2, 2 + 2 * MAX_CRASHES):
+                await supervisor.restart()
+                await asyncio.sleep(0.005)  # some looks at it
+                assert (client.starts, supervisor.starts, supervisor.not_ready()) == (starts, starts, None)
+            await supervisor.stop()
+            await asyncio.sleep(0.005)
+            assert supervisor.not_ready() == "engine stopped" and client.starts == starts
+            await supervisor.restart()
+            assert supervisor.not_ready() is None
+    assert {line["log_level"] for line in logs} == {"info"}
+
+
+@in_loop
+async def test_an_engine_that_is_down_for_a_restart_is_not_started_by_who_watches_it() -> None:
+    client = ScriptedClient()
+    client.slow_to_close = asyncio.Event()
+    async with watched(client, stall_s=30.0) as supervisor:
+        restarting = asyncio.create_task(supervisor.restart())
+        await until(supervisor.not_ready)
+        client.alive = False
+        await asyncio.sleep(0.005)
+        assert supervisor.not_ready() == "engine restarting" and client.starts == 1
+        client.slow_to_close.set()
+        await restarting
+        assert client.starts == supervisor.starts == 2
+
+
+@in_loop
+async def test_an_engine_that_was_given_up_can_be_restarted_and_is_watched_again() -> None:
+    client = ScriptedClient()
+    supervisor = Supervisor(client, 30.0, poll_s=0.001, backoff_s=0.0)
+    await supervisor.start()
+    client.fail_starts = 2
+    client.die()
+    with pytest.raises(EngineDead):
+        await supervisor.watch()
+    watch = asyncio.create_task(supervisor.watch())
+    await asyncio.sleep(0.005)
+    assert supervisor.state == "failed" and not watch.done()
+    await supervisor.restart()
+    client.die()
+    await until(lambda: supervisor.starts == 3)
+    watch.cancel()
+
+
+@in_loop
+async def test_an_engine_that_does_not_start_after_it_was_ended_on_purpose_is_tried_again() -> None:
+    client = ScriptedClient()
+    async with watched(client, stall_s=30.0) as supervisor:
+        client.fail_starts = 1
+        with pytest.raises(EngineDead, match="no memory left"):
+            await supervisor.restart()
+        await until(lambda: supervisor.not_ready() is None)
+        assert client.starts == 3 and supervisor.starts == 2
 
 
 @in_loop

@@ -287,8 +287,11 @@ class ServerSettings:
     in front of the server sets it; false: by their addresses."""
     least_priority: int = 0
     """The most urgent ``priority`` that a request may have; lower values run first."""
+    lame_duck_s: float = 0.0
+    """After SIGTERM, how long requests are still taken while ``/ready`` is 503 already: until a load balancer has seen
+    that, 10 to 15 s behind most. Ctrl-C does not wait for it."""
     drain_s: float = 30.0
-    """After SIGTERM, how long running requests may take to finish."""
+    """After that, how long running requests may take to finish; also those of an engine that is restarted."""
     stall_s: float = 30.0
     """An engine that answers nothing for so long, or whose step takes so much longer than it should, is killed and
     started again. ``/ready`` is 503 after 5 s of this."""
@@ -315,6 +318,7 @@ class ServerSettings:
         between("server.port", self.port, 0, 65535)
         at_least("server.max_queue", self.max_queue, 1)
         at_least("server.max_n", self.max_n, 1)
+        at_least("server.lame_duck_s", self.lame_duck_s, 0)
         at_least("server.drain_s", self.drain_s, 0)
         at_least("server.stall_s", self.stall_s, 5)
         at_least("server.max_body_bytes", self.max_body_bytes, 1)

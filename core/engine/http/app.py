@@ -19,12 +19,12 @@ from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
+from engine.http.routes import fleet
 from engine.http.routes.count_tokens import count_tokens
 from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
 from engine.http.routes.findings import find, list_finders
-from engine.http.routes.fleet import fleet
 from engine.http.routes.health import health
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
@@ -47,6 +47,7 @@ from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle, count_for
 from engine.service.findings import Finders
+from engine.service.fleet import Fleet
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
 from engine.service.response_store import ResponseStore
@@ -81,6 +82,7 @@ def build_app(
     state = ServerState(
         settings=settings,
         engines=engines,
+        fleet=Fleet(engines, settings.drain_s),
         dispatcher=Dispatcher(router, engines, bus),
         exporters=tuple(exporters),
         admission=Admission(settings.max_queue),
@@ -126,7 +128,11 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/health", health)
     router.add_get("/ready", ready)
     router.add_get("/metrics", metrics)
-    router.add_get("/engine/fleet", fleet)
+    router.add_get("/engine/fleet", fleet.fleet)
+    router.add_post("/engine/fleet/drain", fleet.drain)
+    router.add_post("/engine/fleet/undrain", fleet.undrain)
+    router.add_post("/engine/fleet/restart", fleet.restart)
+    router.add_post("/engine/fleet/resize", fleet.resize)
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)

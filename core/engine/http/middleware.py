@@ -28,7 +28,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Routes that are served without a key."""
-PROBES = frozenset({"/health", "/ready"}) | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
+PROBES = frozenset({"/health", "/ready", "/metrics"}) | {
+    f"/engine/{name}" for name in ("stats", "latency", "requests", "fleet")
+}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")
@@ -96,13 +98,13 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Puts the request id on every response, streams included, and the span of a client's trace; a draining server
-    keeps no connection."""
+    """Puts the request id on every response, streams included, and the span of a client's trace; a server
+    that is leaving keeps no connection."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     if TRACE in request and request[TRACE].own:
         response.headers["traceresponse"] = request[TRACE].own
-    if request.app[STATE].admission.draining:
+    if request.app[STATE].admission.leaving:
         response.force_close()
         # aiohttp has written the header fields already: without this one a client would use the connection again.
         response.headers["Connection"] = "close"

@@ -60,6 +60,7 @@ class Server:
         self._parts = (router, exporters, tokenizer, finders, grammars)
         self._say = say
         self._signals = 0
+        self._interrupted = False
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
         self.port = 0
@@ -108,14 +109,17 @@ class Server:
             raise
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    def signalled(self) -> None:
-        """A request to end: the first drains, the second does not wait."""
+    def signalled(self, number: int = signal.SIGTERM) -> None:
+        """A request to end: the first drains, the second does not wait. SIGINT comes from somebody who waits: there is
+        no lame duck."""
         self._signals += 1
+        self._interrupted = self._interrupted or number == signal.SIGINT
         (self._first_signal if self._signals == 1 else self._second_signal).set()
 
     async def close(self) -> None:
         """End the engines and the listener."""
         self._listener.close()
+        await self.state.fleet.close()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*[client.close() for client in self._clients.values()])
@@ -166,19 +170,7 @@ class Server:
         host = self._plan.settings.server.host
         host = f"[{host}]" if ":" in host else host
         self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
-        watching = [asyncio.create_task(engine.supervisor.watch()) for engine in engines]
-        try:
-            for ended in asyncio.as_completed(watching):
-                try:
-                    await ended
-                except EngineDead as dead:  # others serve on, while there are any
-                    if all(engine.state == "failed" for engine in engines):
-                        raise
-                    log.error("an engine has given up, others serve on", cause=str(dead))
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+        await self.state.fleet.watch()
 
     async def _start(self, engine: EngineHandle) -> None:
         where = f"{engine.id}: " if len(self.state.engines) > 1 else ""
@@ -192,11 +184,16 @@ class Server:
             say(describe_start(engine.client.info))
 
     async def _drain(self) -> None:
-        admission = self.state.admission
+        admission, settings = self.state.admission, self._plan.settings.server
+        self.state.fleet.closing = True
+        hurry = asyncio.create_task(self._second_signal.wait())
+        if settings.lame_duck_s and not self._interrupted:
+            admission.lame_duck = True
+            self._say(f"lame duck: /ready is 503, requests are taken for {settings.lame_duck_s:g} s more")
+            await asyncio.wait({hurry}, timeout=settings.lame_duck_s)
         admission.draining = True
         self._say(f"draining: {admission.in_flight} sequences in flight")
-        hurry = asyncio.create_task(self._second_signal.wait())
-        idle = asyncio.create_task(admission.until_idle(self._plan.settings.server.drain_s))
+        idle = asyncio.create_task(admission.until_idle(settings.drain_s))
         await asyncio.wait({hurry, idle}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if idle.done() and idle.result():
@@ -212,14 +209,15 @@ class Server:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.signalled)
+            loop.add_signal_handler(number, self.signalled, number)
 
 
 def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:
     """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that have findings,
     by the name that calls each.
 
-    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once. Raises
+    SIGTERM takes requests for another ``server.lame_duck_s``, then drains for at most ``server.drain_s``; SIGINT drains
+    at once; a second signal ends at once. Raises
     :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
     tokenizer cannot be used.
     """

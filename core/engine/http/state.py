@@ -23,6 +23,7 @@ from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.findings import Finders
+from engine.service.fleet import Fleet
 from engine.service.parsing import P
 from engine.service.response_store import ResponseStore
 from engine.service.trace_context import TraceContext
@@ -41,6 +42,7 @@ class ServerState:
     settings: ServerSettings
     engines: Mapping[str, EngineHandle]
     """The server's engines, by id."""
+    fleet: Fleet
     dispatcher: Dispatcher
     exporters: tuple[Exporter, ...]
     admission: Admission
@@ -72,7 +74,7 @@ class ServerState:
 
     def not_ready(self) -> str | None:
         """Why no request is taken now; ``None``: some engine takes them."""
-        if self.admission.draining:
+        if self.admission.leaving:
             return "draining"
         reasons = {engine.id: engine.why_not for engine in self.engines.values()}
         if None in reasons.values():

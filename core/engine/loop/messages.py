@@ -176,8 +176,11 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     stats: EngineStats
 
 
-CauseOfDeath = Literal["engine_dead", "engine_stalled", "rank_failed", "device_failed", "plugin_failed"]
-"""What an engine died of, for programs; ``engine_dead``: its process ended, and more is not known."""
+CauseOfDeath = Literal[
+    "engine_dead", "engine_stalled", "engine_closed", "rank_failed", "device_failed", "plugin_failed"
+]
+"""What an engine died of, for programs; ``engine_dead``: its process ended, and more is not known; ``engine_closed``:
+it was ended on purpose."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

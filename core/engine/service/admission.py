@@ -44,6 +44,13 @@ class Admission:
         self.in_flight = 0
         """Sequences admitted and not yet ended."""
         self.draining = False
+        self.lame_duck = False
+        """The server is about to drain, and takes requests of those who have not heard of it."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether requests should go elsewhere: some may still be taken."""
+        return self.draining or self.lame_duck
 
     def gate(self, client: str) -> None:
         """Refuse early, before the body is read. Raises :class:`ApiError` ``unavailable`` (draining) or ``overloaded``

@@ -121,16 +121,33 @@ class Dispatcher:
 
         reason = route.reason if len(self.engines) > 1 else None
         max_len = min(engine.max_len for engine in engines)
+
+        def again() -> Sequence[EngineHandle]:
+            return self._place_again(job.api, max_len)
+
         for index in range(job.num_sequences):
             request = _engine_request(job, index, max_len)
             cached_tokens = route.cached_tokens[index // job.api.n] if route.cached_tokens else 0
             try:
-                sending = Sending(request, engines, sent, cached_tokens=cached_tokens, reason=reason)
+                sending = Sending(
+                    request, engines, sent, cached_tokens=cached_tokens, reason=reason, again=again, fleet=self.engines
+                )
             except EngineDead as dead:
                 raise engine_died(dead.cause) from None
             sendings.append(sending)
             output = _output(engines[0].tokenizer, job, index, request.sampling, sending)
             runs.append(SequenceRun(job, index, request, sending, output, self.bus.publish))
+
+    def _place_again(self, api: ApiRequest, max_len: int) -> Sequence[EngineHandle]:
+        """Engines for what has to leave all those that the router named: others may have come back meanwhile."""
+        if not any(engine.takes_requests for engine in self.engines.values()):
+            return ()
+        try:
+            route = self.place(api)
+        except ApiError:  # refused, or the router failed, which was reported
+            return ()
+        names = route.engines if isinstance(route, Attempts) else ()
+        return [engine for engine in map(self.engines.__getitem__, names) if engine.max_len >= max_len]
 
     def _replay(self, job: Job, answer: Answer, runs: list[SequenceRun]) -> None:
         """Fill ``runs`` with a stored answer."""

@@ -50,7 +50,7 @@ class EngineHandle:
     sendings: set[Leaving] = field(default_factory=set)
     """The sequences of :attr:`load`."""
     draining: bool = False
-    """It is given no more requests, and finishes those it has begun."""
+    """It is given no more requests, and finishes those it has begun. ``False`` again: it is given requests again."""
     fingerprint: str = field(init=False)
     """A name of the engine's plan: it changes when anything about the engine does."""
 
@@ -88,7 +88,12 @@ class EngineHandle:
     @property
     def why_not(self) -> str | None:
         """Why it takes no requests; ``None``: it does."""
-        return "engine draining" if self.draining else self.supervisor.not_ready()
+        return self.supervisor.not_ready() or ("engine draining" if self.draining else None)
+
+    @property
+    def is_over(self) -> bool:
+        """It will take no requests any more, unless somebody starts it."""
+        return self.state in ("failed", "stopped")
 
     @property
     def takes_requests(self) -> bool:
@@ -113,7 +118,8 @@ class EngineHandle:
         )
 
     def drain(self) -> None:
-        """Give it no more requests; what it has not begun goes to another engine, where one takes it."""
+        """Give it no more requests; what it has not begun goes to another engine, where one takes it: call it again
+        when another one may."""
         self.draining = True
         for sending in tuple(self.sendings):
             sending.leave()

@@ -56,6 +56,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 _DIED: Mapping[CauseOfDeath, str] = {
     "engine_dead": "The engine stopped",
     "engine_stalled": "The engine hung and was ended",
+    "engine_closed": "The engine was ended by an operator",
     "rank_failed": "A rank of the engine failed",
     "device_failed": "The engine's device failed",
     "plugin_failed": "A plugin of the engine failed",
@@ -63,8 +64,9 @@ _DIED: Mapping[CauseOfDeath, str] = {
 
 
 def engine_died(cause: CauseOfDeath = "engine_dead") -> ApiError:
-    """``unavailable``: the engine ended under this request; a new one is being started."""
-    words = f"{_DIED[cause]} while it worked on this request; it is being restarted."
+    """``unavailable``: the engine ended under this request; unless on purpose, a new one is being started."""
+    next_step = "send the request again" if cause == "engine_closed" else "it is being restarted"
+    words = f"{_DIED[cause]} while it worked on this request; {next_step}."
     return ApiError("unavailable", words, code=cause, retry_after_s=5)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.client import EngineDead, OutputStream
@@ -30,16 +31,19 @@ class Sending:
         *,
         cached_tokens: int = 0,
         reason: str | None = None,
+        again: Callable[[], Sequence[EngineHandle]] = tuple,
+        fleet: Mapping[str, EngineHandle] | None = None,
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
-        ``reason``: why that one is the first, ``None``: there is no other. Raises :class:`EngineDead` where none takes
-        it."""
+        ``reason``: why that one is the first, ``None``: there is no other. ``again``: asked for further engines once
+        none of these is left; ``fleet``: all of them, of which some may come back. Raises :class:`EngineDead` where
+        none takes it."""
         self.request = request
         self._reason = reason
-        self._engines = engines
-        self._others = tuple(engines)
-        """Without the one that has the sequence."""
+        self._left = list(engines)
+        self._again = again
+        self._fleet = fleet or {}
         self._cached_tokens = cached_tokens
         self._sent = sent
         self._has_begun = False
@@ -48,29 +52,49 @@ class Sending:
         self._attempt = self._num_deaths = 0
         self._send(None)
 
+    def _others(self) -> list[EngineHandle]:
+        """Further engines that take requests, in order."""
+        self._left = [engine for engine in self._left if engine.takes_requests]
+        if not self._left and self._attempt:
+            self._left = [each for each in self._again() if each.takes_requests and each is not self.engine]
+        return self._left
+
     def _send(self, failure: EngineDead | None) -> None:
         """To the first other engine that takes it. Raises ``failure``, or :class:`EngineDead`, where there is none."""
-        for engine in self._others:
-            if not engine.takes_requests:
-                continue
+        others = self._others()
+        while others:
             try:
-                self._stream: OutputStream = engine.client.submit(self.request)
+                return self._send_to(others.pop(0))
             except EngineDead as dead:  # died a moment ago
                 failure = failure or dead
-                continue
-            self.engine = engine
-            """Which has the sequence."""
-            self._others = tuple(other for other in self._engines if other is not engine)
-            self.sent_s = time.monotonic()
-            """When it was sent there."""
-            cached_tokens, self._cached_tokens = self._cached_tokens, 0
-            self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
-            engine.sendings.add(self)
-            engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
-            self._attempt += 1
-            self._sent(engine)
-            return
         raise failure or EngineDead("no engine takes requests")
+
+    def _send_to(self, engine: EngineHandle) -> None:
+        """Raises :class:`EngineDead`."""
+        sent_s = time.monotonic()
+        self._stream: OutputStream = engine.client.submit(self.request)
+        self.engine = engine
+        """Which has the sequence."""
+        self.sent_s = sent_s
+        """When it was sent there: before the engine can have it."""
+        cached_tokens, self._cached_tokens = self._cached_tokens, 0
+        self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
+        engine.sendings.add(self)
+        engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
+        self._attempt += 1
+        self._sent(engine)
+
+    async def _send_soon(self, failure: EngineDead) -> None:
+        """As :meth:`_send`, once another engine takes it."""
+        last_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return self._send(failure)
+            except EngineDead:
+                others = [engine for engine in self._fleet.values() if engine is not self.engine]
+                if time.monotonic() > last_s or all(engine.is_over for engine in others):
+                    raise
+            await asyncio.sleep(POLL_S)
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self
@@ -92,22 +116,20 @@ class Sending:
             if self._leaves and out.finish_reason != "error":  # what comes now nobody has seen: all of it comes again
                 if out.finish_reason is not None:
                     self._leaves = False
-                    await self._send_soon(None)
+                    self._go_on()
                 continue
             self._has_begun = self._has_begun or bool(out.tokens or out.prompt_logprobs)
             self._share.took(len(out.tokens))
             return out
 
-    async def _send_soon(self, failure: EngineDead | None) -> None:
-        """As :meth:`_send`, once another engine takes it."""
-        last_s = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return self._send(failure)
-            except EngineDead:
-                if time.monotonic() > last_s or all(engine.state == "failed" for engine in self._others):
-                    raise
-            await asyncio.sleep(POLL_S)
+    def _go_on(self) -> None:
+        """At another engine; at the one that let go of it where the others are gone meanwhile. Raises
+        :class:`EngineDead`."""
+        last = self.engine
+        try:
+            self._send(None)
+        except EngineDead:
+            self._send_to(last)
 
     @property
     def route(self) -> Mapping[str, str | int]:
@@ -119,9 +141,7 @@ class Sending:
 
     def leave(self) -> None:
         """Go to another engine, if one takes it and no token has come."""
-        if any(engine.takes_requests for engine in self._others) and not (
-            self._has_begun or self._is_aborted or self._leaves
-        ):
+        if not (self._has_begun or self._is_aborted or self._leaves) and self._others():
             self._leaves = True
             self._stream.abort()
 
@@ -131,6 +151,7 @@ class Sending:
 
     def close(self) -> None:
         """Nobody waits for it any more: it ends, and is counted no longer."""
-        self._stream.abort()
+        with suppress(EngineDead):
+            self._stream.abort()
         self._share.end()
         self.engine.sendings.discard(self)

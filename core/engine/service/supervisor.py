@@ -23,7 +23,8 @@ NOT_READY_S = 4.0
 SLACK = 10.0
 """A step hangs only once it has taken so many times what was expected: a long prompt on a busy machine does not."""
 
-State = Literal["loading", "serving", "restarting", "failed"]
+State = Literal["loading", "serving", "restarting", "failed", "stopped"]
+"""``stopped``: ended on purpose."""
 log = structlog.get_logger("engine.supervisor")
 
 
@@ -54,6 +55,8 @@ class Supervisor:
         self._num_messages = 0
         self._silent_s = self._since_ping_s = 0.0
         self._killed = False
+        self._changing = asyncio.Lock()
+        """Held by whoever ends or starts the engine: what is done on purpose is no crash."""
         self.state: State = "loading"
         self.starts = 0
         """How often the engine has started."""
@@ -71,15 +74,37 @@ class Supervisor:
         self.state = "serving"
         self.starts += 1
 
+    async def restart(self) -> None:
+        """End the engine on purpose and start it again, whatever state it is in; crashes before that no longer count.
+        What runs there ends with :class:`EngineDead` of cause ``engine_closed``. Raises :class:`EngineDead` where it
+        does not start; :meth:`watch` then goes on trying."""
+        async with self._changing:
+            self.state = "restarting"
+            await self._client.close()
+            self._crashes.clear()
+            await self.start()
+            self._log.info("engine restarted on purpose")
+
+    async def stop(self) -> None:
+        """End the engine on purpose, until :meth:`restart`."""
+        async with self._changing:
+            self.state = "stopped"
+            await self._client.close()
+            self._log.info("engine stopped on purpose")
+
     async def watch(self) -> None:
-        """Restart the engine whenever it dies or hangs. Raises :class:`EngineDead` after three crashes in 60 s."""
+        """Restart the engine whenever it dies or hangs. Raises :class:`EngineDead` after three crashes in 60 s; may be
+        called again, for an engine that is restarted on purpose after that."""
         while True:
             await asyncio.sleep(self._poll_s)
-            self._check()
-            if not self._client.alive:
-                self.state = "restarting"
-                self._log.error("engine died", cause=self._client.cause_of_death)
-                await self._restart()
+            async with self._changing:
+                if self.state in ("failed", "stopped"):
+                    continue
+                self._check()
+                if not self._client.alive:
+                    self.state = "restarting"
+                    self._log.error("engine died", cause=self._client.cause_of_death)
+                    await self._restart()
 
     def not_ready(self) -> str | None:
         """Why the engine cannot serve right now; ``None`` if it can."""

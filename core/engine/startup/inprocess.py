@@ -75,4 +75,4 @@ class InprocessEngineClient(ClientBase):
         if self._thread is not None:
             self._inbox.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
-        self.died("the engine was closed")
+        self.died("the engine was closed", cause="engine_closed")

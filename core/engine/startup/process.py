@@ -38,6 +38,7 @@ HEADER = struct.Struct("<I")
 CLOSE_TIMEOUT_S = 5.0
 """How long a process may take to end by itself. Whoever limits the time of :meth:`ProcessEngineClient.close` must give
 more than this: a close that is cut off cannot kill."""
+CLOSED = "the engine was closed"
 STACKS_S = 2.0
 """How long a process that is killed may take to write its stacks."""
 
@@ -57,6 +58,8 @@ class ProcessEngineClient(ClientBase):
         self._reading: asyncio.Task[None] | None = None
         self._killed = ""
         """Why this process was killed from here."""
+        self._closed = False
+        """This process was ended from here on purpose."""
         self._secret = secrets.token_urlsafe(16)
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
@@ -70,6 +73,7 @@ class ProcessEngineClient(ClientBase):
                 stdin=subprocess.DEVNULL,
             )
         self._killed = self.own_words = ""
+        self._closed = False
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**20)
         self._ready, self._on_progress = asyncio.get_running_loop().create_future(), on_progress
@@ -97,11 +101,12 @@ class ProcessEngineClient(ClientBase):
         self.send(ResetPrefixCache())
 
     async def close(self) -> None:
+        self._closed = True
         if self._writer is not None and not self._writer.is_closing():
             self.send(Shutdown())
             self._writer.close()
         await self._reap()
-        self.died("the engine was closed")
+        self.died(CLOSED, cause="engine_closed")
 
     def _write(self, body: bytes) -> None:
         if self._writer is None or self._writer.is_closing():
@@ -118,7 +123,9 @@ class ProcessEngineClient(ClientBase):
                 self.deliver(self._decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await asyncio.to_thread(process.wait)
-            if self._killed:
+            if self._closed:
+                self.died(CLOSED, cause="engine_closed")
+            elif self._killed:
                 self.died(self._killed, cause="engine_stalled")
             else:
                 self.died(self.own_words or f"the engine process ended with {describe_exit(code)}")
@@ -132,13 +139,14 @@ class ProcessEngineClient(ClientBase):
 
     async def _reap(self) -> None:
         """Wait for a former process to be gone; kill it if it does not go."""
-        process, self._process = self._process, None
+        process = self._process
         if process is not None:
             try:
                 await asyncio.to_thread(process.wait, CLOSE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 await asyncio.to_thread(process.wait)
+            self._process = None  # not before: who is cancelled here leaves it to the next one
         if self._reading is not None:
             await self._reading
             self._reading = None

@@ -150,22 +150,37 @@ class LiveEngine:
         """What ``GET path`` answers. Raises :class:`LiveError`."""
         if self.engine is not None:
             path += f"{'&' if '?' in path else '?'}engine={quote(self.engine, safe='')}"
+        return await self._json("GET", path)
+
+    async def post(self, path: str) -> Any:
+        """What ``POST path``, without a body, answers. Raises :class:`LiveError`."""
+        return await self._json("POST", path)
+
+    async def _json(self, method: str, path: str) -> Any:
         try:
-            return msgspec.json.decode(await self._get(path))
+            return msgspec.json.decode(await self._ask(method, path))
         except msgspec.DecodeError as error:
             raise LiveError(f"{self.url}{path} answered no JSON: {error}") from error
 
-    async def _get(self, path: str) -> bytes:
+    async def _ask(self, method: str, path: str) -> bytes:
         url = self.url + path
         if not url.startswith(("http://", "https://")):
             raise LiveError(f"{self.url}: expected a URL as http://HOST:PORT")
         try:
-            async with self._session.get(url, headers=self._headers) as response:
+            async with self._session.request(method, url, headers=self._headers) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise LiveError(f"{url}: {error or 'timed out'}; is the server running? (--url)") from error
         if response.status == 401:
             raise LiveError(f"{url} wants a key: give --api-key")
-        if response.status != 200:
-            raise LiveError(f"{url} answered {response.status}: {body[:200].decode('utf-8', 'replace')}")
+        if response.status not in (200, 202):
+            raise LiveError(f"{url} answered {response.status}: {_message(body)}")
         return body
+
+
+def _message(body: bytes) -> str:
+    """Of an error that a server answered, or the beginning of whatever it was."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")

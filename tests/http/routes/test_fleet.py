@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SlotConfig
 from engine.contracts.findings import EngineReader, Finding, Findings
 from engine.contracts.router import Router
+from engine.http.routes.fleet import _is_local
 from engine.http.server import Server
 from engine.testing.context import build_context
 from engine_plugins.exporter.config import PrometheusConfig
@@ -26,12 +30,12 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def two() -> AsyncIterator[tuple[Running, dict[str, ScriptedClient]]]:
+async def two(**settings: Any) -> AsyncIterator[tuple[Running, dict[str, ScriptedClient]]]:
     """A server, and its engines ``a`` and ``b``, which say their names."""
     clients = {name: ScriptedClient(says(f"I am {name}")) for name in "ab"}
     router: Router = DirectRouter(SlotConfig(), build_context())
     exporter: Any = PrometheusExporter(PrometheusConfig(), build_context())
-    server = Server(make_plan(), clients, router, [exporter], make_tokenizer(), say=lambda line: None)
+    server = Server(make_plan(**settings), clients, router, [exporter], make_tokenizer(), say=lambda line: None)
     await server.listen()
     for engine in server.state.engines.values():
         await engine.supervisor.start()
@@ -45,6 +49,12 @@ async def read(server: Running, path: str) -> Any:
     status, _, body = await server.get(path)
     assert status == 200, body
     return json.loads(body)
+
+
+async def changed(server: Running, path: str, *headers: str) -> tuple[int, Any]:
+    """The status, and what was answered."""
+    status, _, body = await server.post(f"/engine/fleet/{path}", b"", *headers)
+    return status, json.loads(body)
 
 
 async def said(server: Running) -> str:
@@ -175,3 +185,98 @@ async def test_three_crashes_end_an_engine_and_the_last_one_ends_the_server() ->
             assert await said(asked) == others and not running.done()
     assert await running == 1
     assert any("3 crashes within 60 s" in line for line in lines)
+
+
+@in_loop
+async def test_engines_are_drained_and_restarted_through_the_listener() -> None:
+    async with two() as (server, clients):
+        status, state = await changed(server, "drain?engine=a")
+        assert (status, [each["state"] for each in state["engines"]]) == (200, ["draining", "serving"])
+        assert (await said(server), state["change"]) == ("I am b", None)
+        status, refusal = await changed(server, "drain?engine=b")
+        assert (status, refusal["error"]["code"]) == (409, "only_engine") and "force=1" in refusal["error"]["message"]
+        status, state = await changed(server, "undrain?engine=a")
+        assert status == 200 and state["engines"][0]["ready"]
+        clients["a"].slow_to_close = asyncio.Event()
+        status, state = await changed(server, "restart")
+        assert (status, state["change"]["state"], state["change"]["engines"]) == (202, "running", ["a", "b"])
+        status, refusal = await changed(server, "restart?engine=b")
+        assert (status, "A restart is running" in refusal["error"]["message"]) == (409, True)
+        clients["a"].slow_to_close.set()
+        while (state := await read(server, "/engine/fleet"))["change"]["state"] == "running":
+            await asyncio.sleep(0.01)
+        assert [each["starts"] for each in state["engines"]] == [2, 2] and state["change"]["state"] == "done"
+        steps = [(each["engine"], each["step"]) for each in state["change"]["steps"]]
+        assert steps == [(name, step) for name in "ab" for step in ("draining", "restarting", "ready")]
+
+
+@in_loop
+async def test_engines_are_stopped_and_started_and_their_counts_stay() -> None:
+    async with two() as (server, _):
+        await changed(server, "drain?engine=a")
+        assert await said(server) == "I am b"
+        await changed(server, "undrain?engine=a")
+        page = (await server.get("/metrics"))[2]
+        for replicas, expected in ((1, ["serving", "stopped"]), (2, ["serving", "serving"])):
+            status, state = await changed(server, f"resize?replicas={replicas}")
+            while (state := await read(server, "/engine/fleet"))["change"]["state"] == "running":
+                await asyncio.sleep(0.01)
+            assert status == 202 and [each["state"] for each in state["engines"]] == expected
+            assert (await server.get("/metrics"))[2] == page, "what was counted stays"
+            assert (await read(server, "/health"))["status"] == "ok" and await said(server) == "I am a"
+            page = (await server.get("/metrics"))[2]
+        status, refusal = await changed(server, "resize?replicas=3")
+        assert status == 400 and "fleet.replicas=3" in refusal["error"]["message"]
+
+
+@in_loop
+async def test_wrong_changes_are_refused_in_plain_words() -> None:
+    async with two() as (server, _):
+        for path, status, words in (
+            ("drain", 400, "there are: a, b"),
+            ("drain?engine=c", 404, "there are: a, b"),
+            ("restart?engine=c", 404, "there are: a, b"),
+            ("restart?force=yes", 400, "expected 1 or 0"),
+            ("resize", 400, "expected a number of engines"),
+            ("resize?replicas=-1", 400, "expected a number of engines"),
+            ("resize?replicas=0", 400, "at least 1"),
+        ):
+            found, refusal = await changed(server, path)
+            assert (found, words in refusal["error"]["message"]) == (status, True), (path, refusal)
+        server.server.state.fleet.closing = True
+        status, refusal = await changed(server, "undrain?engine=a")
+        assert (status, refusal["error"]["code"]) == (503, "draining")
+
+
+@in_loop
+async def test_without_a_key_only_this_machine_may_change_engines() -> None:
+    async with two() as (server, _):
+        for header in ("X-Forwarded-For: 203.0.113.9", "Forwarded: for=203.0.113.9", "X-Real-IP: 203.0.113.9"):
+            for path in ("restart", "drain?engine=a", "undrain?engine=a", "resize?replicas=1"):
+                status, refusal = await changed(server, path, header)
+                assert (status, refusal["error"]["code"]) == (403, "local_only")
+                assert "server.api_key" in refusal["error"]["message"]
+        assert (await changed(server, "undrain?engine=a", "Origin: http://evil.example"))[0] == 415
+        assert (await changed(server, "undrain?engine=a"))[0] == 200
+    async with two(api_key="sesame") as (server, _):
+        assert (await changed(server, "undrain?engine=a"))[0] == 401
+        key, forwarded = "Authorization: Bearer sesame", "X-Forwarded-For: 203.0.113.9"
+        assert (await changed(server, "undrain?engine=a", key, forwarded))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("remote", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("", False),
+        ("localhost", False),
+    ],
+)
+def test_this_machine_is_known_by_its_address(remote: str, local: bool) -> None:
+    assert _is_local(make_mocked_request("POST", "/").clone(remote=remote)) is local
