@@ -80,18 +80,25 @@ def relative(file: Path) -> str:
     return file.relative_to(CORE).as_posix()
 
 
-def imports(tree: ast.AST, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def imports(tree: ast.AST, top_level_only: bool = False) -> tuple[str, ...]:
     """Imported module names; relative imports stay inside their package and are left out.
 
     ``top_level_only`` leaves out functions and ``TYPE_CHECKING`` blocks: what importing the file imports.
     """
+    return tuple(found_imports(tree, top_level_only))
+
+
+def found_imports(tree: ast.AST, top_level_only: bool) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names if node.level == 0)
         elif not (top_level_only and is_deferred(node)):
-            yield from imports(node, top_level_only)
+            yield from found_imports(node, top_level_only)
 
 
 def is_deferred(node: ast.AST) -> bool:

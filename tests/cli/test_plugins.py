@@ -138,9 +138,13 @@ def test_a_check_leaves_no_files_after(package, capsys, tmp_path, monkeypatch) -
     temporary.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    before = sorted(folder.rglob("*"))
+
+    def files() -> list[Path]:
+        return sorted(file for file in folder.rglob("*") if "__pycache__" not in file.parts)
+
+    before = files()
     assert checked(capsys, "exporter=jsonl")[0] == 0  # opens engine-events.jsonl in the current folder
-    assert [*here.iterdir(), *temporary.iterdir()] == [] and sorted(folder.rglob("*")) == before
+    assert [*here.iterdir(), *temporary.iterdir()] == [] and files() == before
 
 
 def test_without_the_test_extra_check_says_in_one_line_how_to_get_it(monkeypatch, capsys) -> None:

@@ -80,7 +80,8 @@ async def kill_each(sizes: str, deaths: list[tuple[int, signal.Signals]]) -> lis
     async with served(*sizes.split(), "communicator=shm", f"parallelism.timeout_s={TIMEOUT_S}") as engine:
         for rank, how in deaths:
             await assert_a_death_is_told(engine, rank, how, rng)
-        await assert_an_idle_rank_is_replaced(engine)
+        if len(deaths) > 1:  # a rank that dies with nothing to do: see test_joining.py, too
+            await assert_an_idle_rank_is_replaced(engine)
         return engine.pids
 
 

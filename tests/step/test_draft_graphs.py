@@ -183,11 +183,11 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
     told of the steps: its keys have gaps afterwards, and the tokens stay the same."""
     model = f"model.path={models.path('Llama')}"
     engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
-    full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2)
+    full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=40), 2)
     compared.clear()
     wanted = itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4))
     engine.core._drafting.wants_after = lambda rows: dict.fromkeys(rows, next(wanted))  # type: ignore[method-assign]
-    assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
+    assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=40), 2) == full
     assert {"2 x 1", "2 x 3", "2 x 6", "op by op"} <= compared.keys()
 
 
@@ -329,31 +329,36 @@ class Few(Toy):
         return DraftTokens(super().propose(rows).tokens[:, :1])
 
 
-def toy_engine(drafter: Any) -> Capturing:
+def toy_engine(models: Models, drafter: Any) -> Capturing:
     """The tiny model with a drafter of this file."""
-    return capturing_engine("drafter=early_exit", "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
+    which = (f"model.path={models.path('Llama')}", *DRAFTERS["early_exit"](models, "Llama"))
+    return capturing_engine(*which, "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
 
 
 @few(1)
 @pytest.mark.parametrize(
     ("drafter", "what"), [(Reading, "_local_scalar_dense|item"), (Listing, "tolist"), (Uploading, "lift_fresh")]
 )
-def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type[Toy], what: str) -> None:
+def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(
+    models: Models, drafter: type[Toy], what: str
+) -> None:
     says = f"drafter=early_exit says capturable, .*({what}).* execution=compile"
     with pytest.raises(AssemblyError, match=says) as refusal:
-        toy_engine(drafter())
+        toy_engine(models, drafter())
     assert not isinstance(refusal.value, DoesNotFit), "no memory, whatever is freed, would help"
 
 
-def test_a_captured_drafter_must_draft_as_many_as_are_wanted() -> None:
+def test_a_captured_drafter_must_draft_as_many_as_are_wanted(models: Models) -> None:
     with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\], expected 2 rows of at least 2"):
-        toy_engine(Few())
+        toy_engine(models, Few())
 
 
-def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(compared: Counter[str]) -> None:
+def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(
+    models: Models, compared: Counter[str]
+) -> None:
     tokens = []
     for drafter in (Old(), Toy()):
-        engine = toy_engine(drafter)
+        engine = toy_engine(models, drafter)
         compared.clear()
         tokens.append(outputs(engine, [EngineRequest("r", (5, 9, 5, 9), GREEDY)], 1))
         captured = isinstance(drafter, Toy)
@@ -364,8 +369,8 @@ def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(c
     assert tokens[0] == tokens[1]
 
 
-def test_graphs_are_captured_largest_first_and_once() -> None:
-    engine, order = toy_engine(Toy()), []
+def test_graphs_are_captured_largest_first_and_once(models: Models) -> None:
+    engine, order = toy_engine(models, Toy()), []
     assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
     drafts.capture(lambda fraction, what: order.append(what))
@@ -376,10 +381,10 @@ def test_graphs_are_captured_largest_first_and_once() -> None:
         drafts.capture()
 
 
-def test_captures_of_steps_and_drafts_are_one_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_of_steps_and_drafts_are_one_progress(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Progress] = []
     monkeypatch.setattr(capturing, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
-    engine = toy_engine(Toy())
+    engine = toy_engine(models, Toy())
     assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     count = len(engine.runner.graphs.buckets) + len(drafts_of(engine.runner).graphs.buckets)
     assert {one.phase for one in seen} == {"capture graphs"}

@@ -122,7 +122,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
     return Compared(monkeypatch)
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("drafter", "functions"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def few_words(weights: str, rows: int) -> int:
     return 8 if rows <= MAX_ROWS and FORMATS[weights].words is not None else FEW_WORDS
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("op", [op for op in OPS if op != "out"])
 def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
@@ -63,12 +64,13 @@ def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) ->
 
 @few(1)
 @pytest.mark.parametrize(("weights", "capability"), hopper_or("mxfp4", PACKED[::-1]))
-def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
-    for op, rows in (("out", 16 if capability == 90 else 4), ("gate_up", 1)):
-        assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, rows))
+@pytest.mark.parametrize("op", ["gate_up", pytest.param("out", marks=pytest.mark.slow)])
+def test_packed_weights_compile_without_spills(op: str, capability: int, weights: str) -> None:
+    rows = {"out": 16 if capability == 90 else 4, "gate_up": 1}[op]
+    assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, rows))
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("op", "model", "rows"),
     [*((op, "8B", 1) for op in OPS if op != "out"), *((op, "1B", 4) for op in OPS if op != "down")],
@@ -82,9 +84,10 @@ def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, mo
     assert "st.global" not in before and "st.global" in after
 
 
-@few(2)
-@pytest.mark.parametrize("weights", PACKED)
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    ("weights", "rows"),
+    [pytest.param(*each, marks=() if each == ("int4", 1) else pytest.mark.slow) for each in product(PACKED, (1, 16))],
+)
 def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(weights: str, rows: int) -> None:
     """What is unpacked must have arrived: nothing is before the input has."""
     ptx = compile_op("out", MODELS["8B"], rows, 90, weights).ptx
@@ -110,10 +113,14 @@ def test_packed_weights_that_are_read_once_for_many_rows_compile_without_spills(
     assert_fits(compile_op("down", MODELS["8B"], rows, capability, weights), FEW_WORDS)
 
 
-@few(1)
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("weights", ["int4", "int4 zeros", "fp8", "int8"])
+@pytest.mark.parametrize(
+    ("weights", "rows", "capability"),
+    [
+        # One that other tests compile, too.
+        pytest.param(*each, marks=() if each == ("int4", 1, 90) else pytest.mark.slow)
+        for each in product(("int4", "int4 zeros", "fp8", "int8"), (1, 16), (80, 90))
+    ],
+)
 def test_an_element_of_a_tensor_in_words_is_a_threads(weights: str, rows: int, capability: int) -> None:
     """Tensor cores take from each lane what the PTX manual says; the compiler does not know that they do."""
     tile = tile_of("gate_up", MODELS["8B"], rows, capability, weights)
@@ -131,9 +138,11 @@ MOST_INSTRUCTIONS = {
 """For each weight, in the main loop: above 6.6 (8 bits) or 3.3 (4 bits) an H200 issues more slowly than it reads."""
 
 
-@few(2)
 @pytest.mark.skipif(OLD, reason="older compilers emit others")
-@pytest.mark.parametrize(("weights", "rows"), MOST_INSTRUCTIONS)
+@pytest.mark.parametrize(
+    ("weights", "rows"),
+    [pytest.param(*each, marks=() if each == ("int4", 1) else pytest.mark.slow) for each in MOST_INSTRUCTIONS],
+)
 def test_packed_weights_take_few_instructions(weights: str, rows: int) -> None:
     tile = tile_of("out", MODELS["8B"], rows, 90, weights)
     cost = compile_op("out", MODELS["8B"], rows, 90, weights)
@@ -173,14 +182,26 @@ def compile_writer(
     )  # fmt: skip
 
 
+WRITERS: dict[str, dict[str, Any]] = {
+    "int8": {"head_norm": True, "store": "int8", "scale": "per_token_head"},
+    "fp8": {"head_norm": True, "store": "fp8", "scale": "per_layer_head"},
+    "head norm": {"head_norm": True},
+    "plain": {"head_norm": False},
+    "head norm of 80": {"head_norm": True, "head_dim": 80},
+    "head norm of 256": {"head_norm": True, "head_dim": 256},
+}
+
+
+@few(1)
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("name", WRITERS)
+def test_keys_are_written_without_spills(name: str, capability: int) -> None:
+    assert_fits(compile_writer(**{"head_dim": 128, **WRITERS[name]}, capability=capability))
+
+
 @few(1)
 @pytest.mark.parametrize("capability", [80, pytest.param(89, marks=pytest.mark.slow), 90])
 def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
-    for head_dim in (80, 128, 256):
-        assert_fits(compile_writer(head_dim, capability, head_norm=True))
-    assert_fits(compile_writer(128, capability, head_norm=False))
-    assert_fits(compile_writer(128, capability, head_norm=True, store="int8", scale="per_token_head"))
-    assert_fits(compile_writer(128, capability, head_norm=True, store="fp8", scale="per_layer_head"))
     pdl = {"PDL": capability >= 90}
     gate = {"x_ptr": "*bf16", "out_ptr": "*bf16", "stride_x": "i32"}
     constants = {"SIZE": 14336, "ACT": "silu", "BLOCK": 1024, **pdl}

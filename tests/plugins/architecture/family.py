@@ -49,7 +49,8 @@ class Family(ArchitectureConformance):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]]
     in_steps: ClassVar[tuple[str, ...]]
     is_like_llama: ClassVar[bool] = False
-    """Its layers are Llama's but for biases, multipliers and rotations: what an engine answers is left to slow runs."""
+    """Its layers are Llama's but for biases, multipliers and rotations, or those of another family of its file: what an
+    engine answers is left to slow runs."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "model_name" in metafunc.fixturenames:

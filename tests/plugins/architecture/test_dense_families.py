@@ -63,6 +63,7 @@ def longrope(pairs: int, kind: str, trained: int, **options: Any) -> dict[str, A
 
 class TestSmolLM3(Family):
     plugin = SmolLM3Architecture
+    is_like_llama = True
     in_steps = ("smollm3 by layer",)
     variants: ClassVar = {
         "smollm3": SMOLLM3 | {"tie_word_embeddings": True},
@@ -91,6 +92,7 @@ class TestSeedOss(Family):
 
 class TestGranite(Family):
     plugin = GraniteArchitecture
+    is_like_llama = True
     in_steps = ("granite with multipliers", "granite with biases")
     variants: ClassVar = {
         "granite": GRANITE,
@@ -135,6 +137,7 @@ class TestExaone4(Family):
 
 class TestPhi3(Family):
     plugin = Phi3Architecture
+    is_like_llama = True
     in_steps = ("phi3 beyond the trained length",)
     rounding_error = 0.12  # its longrope makes scores 3.5 times as large: the softmax is all but a choice
     variants: ClassVar = {

@@ -143,7 +143,7 @@ def test_keys_of_long_rows_are_split_in_float32(case: AttentionCase, three_threa
 SPLIT_AMONG_QUERIES = AttentionCase("split_among_queries", ((1, 1542), (1, 1507), (200, 200), (599, 600)), 4, 2, 64, 16)
 
 
-@few(6)
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("window", [None, 300])

@@ -31,11 +31,10 @@ def assert_fits(cost: KernelCost, spills: int = 0) -> None:
     assert cost.spill_stores <= spills and cost.spill_loads <= spills, cost
 
 
-@few(1)
-@pytest.mark.parametrize("capability", [80, 90, 89])
-def test_the_decode_path_compiles_without_spills(capability: int) -> None:
-    for wide in ({}, {"block_m": 32, "splits": 16}):
-        assert_fits(compile_attention("decode", 128, capability, **wide), decode_spills(capability))
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
+@pytest.mark.parametrize("wide", [{}, pytest.param({"block_m": 32, "splits": 16}, marks=pytest.mark.slow)])
+def test_the_decode_path_compiles_without_spills(wide: dict[str, int], capability: int) -> None:
+    assert_fits(compile_attention("decode", 128, capability, **wide), decode_spills(capability))
 
 
 def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
