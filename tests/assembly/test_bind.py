@@ -6,11 +6,12 @@ import pytest
 
 from engine.assembly import bind
 from engine.assembly.compose import compose
-from engine.assembly.describe import describe
+from engine.assembly.describe import describe, fleet
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.contracts.config import DrafterConfig, SchedulerConfig
+from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext, Provider
 from engine.contracts.scheduler import Schedule
 from engine.contracts.slots import SLOTS
@@ -102,6 +103,15 @@ def test_the_table_shows_every_slot_the_origin_and_the_notes(plan):
     assert "engine-mine 0.3.0" in text and "torch (auto)" in text
     assert "attention_kernel=auto passed over triton: needs a CUDA device" in text
     assert "runs on the host" in text and "max_match=4" in text
+
+
+def test_a_line_says_what_each_of_several_engines_has(plan):
+    many = plan("fleet.replicas=2", "threads=1")
+    assert "\nfleet: 2 engines, each with 1 CPU thread and 1/2 of the memory that is free at start\n" in describe(many)
+    assert "fleet:" not in describe(plan())
+    gpus = replace(many, device=DeviceFacts("cuda", "H100", (9, 0), count=4))
+    assert fleet(gpus) == "fleet: 2 engines, each with 1 GPU of its own"
+    assert fleet(replace(gpus, device=replace(gpus.device, count=1))).endswith("each with 1 GPU, which 2 ranks share")
 
 
 def test_settings_that_look_like_markup_are_printed_as_they_are(plan):

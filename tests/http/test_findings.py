@@ -29,6 +29,18 @@ async def looks(engine: EngineReader) -> Findings:
     return Findings([Finding("it reads", f"{len(recent)} requests")])
 
 
+async def finds_waiting_rows(engine: EngineReader) -> Findings:
+    finding = Finding(
+        "too_few_rows",
+        "Rows wait.",
+        evidence={"queue_ms": [477.3, 449, 501.5]},
+        overrides=["scheduler.max_requests=16"],
+        replaces=["scheduler.max_requests=2"],
+        predicts="queue_ms of 0-95 instead of 476",
+    )
+    return Findings([finding], {"queue_ms": "mean of the span"}, ["One window is not enough."])
+
+
 async def fails(engine: EngineReader) -> Findings:
     await engine.json("/engine/requests/nobody")
     raise AssertionError("it was read")

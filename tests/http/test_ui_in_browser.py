@@ -17,14 +17,11 @@ from ..needs import needs_browser
 from ..service.fakes import Script, in_loop, says
 from .browser import Tab, chromium, opened
 from .fakes import Running, running
+from .routes.test_fleet import two
 from .test_findings import offer
 
 pytestmark = needs_browser
 HELLO = says("Hello world")
-FINDS = """print('{"findings": [{"cause": "too_few_rows", "says": "Rows wait.",'
-' "overrides": ["scheduler.max_requests=16"], "replaces": ["scheduler.max_requests=2"],'
-' "predicts": "queue_ms of 0-95 instead of 476", "evidence": {"queue_ms": [477.3, 449, 501.5]}}],'
-' "meanings": {"queue_ms": "mean of the span"}, "notes": ["One window is not enough."]}')"""
 HOSTILE = '<img src=x onerror="alert(1)"> `a` <script>alert(2)</script>'
 
 
@@ -142,9 +139,9 @@ async def test_odd_addresses_lead_to_the_chat(devtools: str, name: str) -> None:
 
 
 @in_loop
-async def test_a_command_finds_something_and_the_page_shows_it(devtools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_finds_something_and_the_page_shows_it(devtools: str) -> None:
     async with page(devtools) as (tab, server):
-        offer(server, monkeypatch, FINDS)
+        offer(server, "finds_waiting_rows")
         await tab.js("document.activeElement.blur()")
         await tab.press("5")
         await tab.until("document.querySelector('.findings button')")
@@ -161,6 +158,59 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str, mo
         assert await tab.text(".findings pre + p") == "instead of scheduler.max_requests=2"
         assert "Predicts queue_ms of 0-95 instead of 476." in await tab.text(".findings .card")
         assert await tab.text(".findings [role=status]") == "look: 1 finding."
+
+
+CHOICE = "document.querySelector('#engines select')"
+
+
+@in_loop
+async def test_of_several_engines_every_screen_shows_the_one_that_is_chosen(devtools: str) -> None:
+    async with two() as (server, clients), opened(devtools, f"{server.url}/ui/") as tab:
+        await tab.until("!document.getElementById('engines').hidden")
+        assert await tab.js(f"[...{CHOICE}.options].map((each) => each.text)") == ["a", "b"]
+        await ask(tab, "hi")
+        await tab.until("document.querySelector('.live a')")
+        clients["a"].die()
+        await tab.js("document.activeElement.blur()")
+        await tab.press("n")
+        await ask(tab, "hi")
+        await tab.until("document.querySelectorAll('.live a').length === 1")
+        await tab.js("document.activeElement.blur()")
+        await tab.press("2")
+        await tab.until("document.querySelectorAll('.requests tbody tr').length === 1")
+        first = await tab.js("document.querySelector('.requests tbody tr').dataset.id")
+        await tab.until(f"{CHOICE}.options[0].text === 'a: engine dead'")
+        await tab.js(f"{CHOICE}.value = 'b'; {CHOICE}.dispatchEvent(new Event('change'))")
+        await tab.until(
+            f"![null, undefined, '{first}'].includes(document.querySelector('.requests tr[data-id]')?.dataset.id)"
+        )
+        assert await tab.js("document.querySelectorAll('.requests tbody tr').length") == 1
+        await tab.js("document.querySelector('.requests tbody a').click()")
+        await tab.until("document.querySelector('.figures')")
+        assert "Engineb" in await tab.text(".figures")
+        for number, path in ((3, "engine/latency"), (4, "engine/plan")):
+            asked = len(tab.urls)
+            await tab.press(str(number))
+            while not any(f"{path}?engine=b" in url for url in tab.urls[asked:]):
+                await asyncio.sleep(0.01)
+        await tab.resize(400, 800)
+        assert await tab.js("document.documentElement.scrollWidth") <= 400
+        assert tab.messages == []
+
+
+@in_loop
+async def test_one_engine_leaves_nothing_to_choose(devtools: str) -> None:
+    async with page(devtools) as (tab, _):
+        await tab.until("document.getElementById('state').dataset.state === 'good'")
+        while not any(url.endswith("engine/fleet") for url in tab.urls):
+            await asyncio.sleep(0.01)
+        await tab.js("document.activeElement.blur()")
+        for number, name in ((2, "Requests"), (3, "Latency"), (4, "Plan")):
+            await tab.press(str(number))
+            await tab.until(f"document.querySelector('nav [aria-current]').textContent === '{name}'")
+        await tab.until("document.querySelectorAll('.slots tr').length > 1")
+        assert await tab.js("document.getElementById('engines').hidden")
+        assert not any("engine=" in url for url in tab.urls)
 
 
 @in_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from engine.contracts.events import (
     DroppedEvent,
@@ -57,6 +58,15 @@ async def test_an_event_is_counted_for_its_engine_and_those_of_the_server_once()
         counted[name] = (sum(readings[declared.TTFT.name].counts), rejected, dropped)
     assert counted == {"first": (0, 1, 3), "second": (1, 0, 0)}
     assert engines["second"].latency.summary()["ttft_ms"]["count"] == 1
+
+
+@in_loop
+async def test_an_engines_fingerprint_is_that_of_what_was_asked_for() -> None:
+    """How much memory was free at start differs from one start to the next."""
+    asked = make_plan()
+    plans = (asked, replace(asked, memory_bytes=2**30), replace(asked, notes=("another",)))
+    found = [EngineHandle("a", each, ScriptedClient(), make_tokenizer()).fingerprint for each in plans]
+    assert found[0] == found[1] != found[2]
 
 
 def test_every_event_but_those_of_the_server_names_its_engine() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import LLM
+from engine.assembly.errors import AssemblyError
 from engine.contracts.constraint import Grammar
 from engine.loop.messages import EngineStats
 from engine.service.offline import GenerationFailed
@@ -20,6 +21,11 @@ def llm() -> Iterator[LLM]:
     llm = LLM("bundled", overrides=["+preset=latency", "device=cpu", "threads=1"])
     yield llm
     llm.close()
+
+
+def test_several_engines_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(AssemblyError, match=r"fleet\.replicas=2: here is one engine without a server; leave it out"):
+        LLM("bundled", overrides=["device=cpu", "fleet.replicas=2"])
 
 
 def test_calls_from_several_threads_run_one_after_another(llm: LLM) -> None:

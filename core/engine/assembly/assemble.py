@@ -58,3 +58,13 @@ def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (),
     ``download``: a hub id that is not cached may be fetched. Raises :class:`AssemblyError` with every problem.
     """
     return plan_for(configure(overrides, config_dirs), download=download)
+
+
+def alone(plan: EnginePlan) -> EnginePlan:
+    """The plan, for who runs its engine without a server. Raises :class:`AssemblyError` for one of several engines: it
+    would be given a part of the machine alone."""
+    if (replicas := plan.settings.fleet.replicas) > 1:
+        raise AssemblyError(
+            [f"fleet.replicas={replicas}: here is one engine without a server; leave it out, or run engine serve"]
+        )
+    return plan

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from engine.assembly.choosing import ARCHITECTURE
 from engine.assembly.plan import EnginePlan, SlotChoice
+from engine.assembly.threads import cores_of
 from engine.contracts.slots import SLOTS
 
 
@@ -28,6 +29,8 @@ def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:
             table.add_row(slot, "-", "", "")
     console = Console(file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
+    if line := fleet(plan):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     for line in notes(plan):
         console.print(f"note: {line}", soft_wrap=True, markup=False, highlight=False)
     assert isinstance(console.file, io.StringIO)
@@ -40,6 +43,22 @@ def notes(plan: EnginePlan) -> tuple[str, ...]:
     asked = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
     passed = (f"{choice.slot}=auto passed over {line}" for choice in asked for line in choice.passed_over)
     return (*passed, *plan.notes)
+
+
+def fleet(plan: EnginePlan) -> str:
+    """How many engines there are, and what each has of the machine; empty for one."""
+    replicas, ranks = plan.settings.fleet.replicas, plan.ranks_per_node
+    if replicas == 1:
+        return ""
+    said = f"fleet: {replicas} engines, each with "
+    if plan.device.kind == "cuda":
+        gpus = min(ranks, plan.device.count)
+        said += f"{gpus} GPU{'s' * (gpus > 1)}"
+        shared = plan.ranks_per_device
+        return said + (" of its own" if shared == 1 else f", which {shared} ranks share")
+    threads = cores_of(plan)
+    many = f"{ranks} ranks of " if ranks > 1 else ""
+    return f"{said}{many}{threads} CPU thread{'s' * (threads > 1)} and 1/{replicas} of the memory that is free at start"
 
 
 def _title(plan: EnginePlan) -> str:

@@ -28,9 +28,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Routes that are served without a key."""
-PROBES = frozenset({"/health", "/ready", "/metrics"}) | {
-    f"/engine/{name}" for name in ("stats", "latency", "requests", "fleet")
-}
+READ = ("fleet", "stats", "counters", "latency", "requests")
+"""What pages and commands of ``/engine`` ask for again and again."""
+PROBES = frozenset({"/health", "/ready", "/metrics"}) | {f"/engine/{name}" for name in READ}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")

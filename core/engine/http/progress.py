@@ -45,14 +45,16 @@ class PrefillProgress:
 
     @staticmethod
     async def _show(chunks: asyncio.Queue[Chunk], write: Write, total: int, make_event: MakeEvent) -> None:
-        begun_s, cached = time.monotonic(), -1
+        begun_s, cached, processed = time.monotonic(), 0, 0
         with suppress(ConnectionError):  # the request's own task notices
             while (computed := await chunks.get()).context + computed.num_tokens < total:
-                cached = computed.context if cached < 0 else cached
+                if computed.context < processed or not processed:  # it begins; or anew, at another engine
+                    cached = computed.context
+                processed = computed.context + computed.num_tokens
                 progress = {
                     "total": total,
                     "cache": cached,
-                    "processed": computed.context + computed.num_tokens,
+                    "processed": processed,
                     "time_ms": round((time.monotonic() - begun_s) * 1e3, 3),
                 }
                 await write(make_event(progress))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ class EngineHandle:
         stall_s, serving_s = self.plan.settings.server.stall_s, self.plan.stall_s
         self.supervisor = Supervisor(self.client, stall_s, serving_s=serving_s, engine=self.id)
         self.counters = EngineCounters(self.plan.drafter.max_width, self.id)
-        self.fingerprint = "fp_" + hashlib.sha256(self.plan.to_json()).hexdigest()[:10]
+        asked = dataclasses.replace(self.plan, memory_bytes=None)  # what happened to be free is not part of it
+        self.fingerprint = "fp_" + hashlib.sha256(asked.to_json()).hexdigest()[:10]
         self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
 
     @property

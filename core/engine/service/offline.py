@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.assembly.assemble import assemble
+from engine.assembly.assemble import alone, assemble
 from engine.assembly.compose import quoted
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.environment import with_defaults
@@ -77,7 +77,8 @@ class LLM:
         Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
         if isinstance(overrides, str):
             raise TypeError(f"overrides={overrides!r} is one string; expected a list, such as [{overrides!r}]")
-        self.plan = assemble([f"model.path={quoted(path)}", *overrides], config_dirs=config_dirs, download=True)
+        words = [f"model.path={quoted(path)}", *overrides]
+        self.plan = alone(assemble(words, config_dirs=config_dirs, download=True))
         os.environ.update(with_defaults(os.environ, self.plan.device.kind))
         from engine.startup.build import build_engine  # imports torch, which reads the environment
 

@@ -85,6 +85,12 @@ def try_plan(plan: EnginePlan) -> str:
     estimate = memory.estimate
     tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
     who = "the engine" if plan.layout.size == 1 else "the largest rank"
+    if (replicas := plan.settings.fleet.replicas) > 1:
+        who = (
+            f"each of {replicas} engines"
+            if plan.layout.size == 1
+            else f"the largest rank of each of {replicas} engines"
+        )
     return (
         f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens "
         f"{who} needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.assembly.assemble import assemble, configure
+from engine.assembly.assemble import alone, assemble, configure
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import model_config
 from engine.assembly.plan import EnginePlan
@@ -98,10 +98,10 @@ def check_vocabulary(reference: EnginePlan, plan: EnginePlan) -> None:
 
 def _plan(overrides: Sequence[str], options: EvalOptions) -> EnginePlan:
     if options.cuda_capability is None:
-        return assemble(overrides, config_dirs=options.config_dirs, download=not options.capacity_only)
+        return alone(assemble(overrides, config_dirs=options.config_dirs, download=not options.capacity_only))
     assert options.memory is not None
     device = DeviceFacts("cuda", "a stated card", options.cuda_capability, options.memory)
-    return stated_plan(overrides, options.config_dirs, device)
+    return alone(stated_plan(overrides, options.config_dirs, device))
 
 
 def _is_lossy(word: str) -> bool:

@@ -126,6 +126,8 @@ def _notes(answer: Answer) -> Iterator[str]:
     count = len(question.trace)
     yield f"load: {question.load or 'the trace'}, {count} requests, seed {question.seed}"
     yield steps_of(answer)
+    if (replicas := answer.sizing.plan.settings.fleet.replicas) > 1:
+        yield f"fleet.replicas={replicas}: figures are of one engine, and the load is what that one gets"
     if answer.prediction is not None and None in answer.prediction.ttft_ms.values():
         yield TOO_FEW
     if answer.no_options:

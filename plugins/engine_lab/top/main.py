@@ -61,7 +61,7 @@ class Watch:
         frames = {name: self._frame(name, found) for name, found in zip(engines, polls, strict=True)}
         if len(frames) == 1:
             return next(iter(frames.values()))
-        states = {name: str(said.get("state")) for name, said in engines.items()}
+        states = {name: str(said.get("why_not") or said.get("state")) for name, said in engines.items()}
         return msgspec.structs.replace(self._frame(ALL, together(polls)), engines=frames, states=states)
 
     async def _engines(self) -> dict[str, dict[str, Any]]:

@@ -10,21 +10,25 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from msgspec.structs import replace
 
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SlotConfig
+from engine.contracts.events import Chunk
 from engine.contracts.findings import EngineReader, Finding, Findings
 from engine.contracts.router import Router
 from engine.http.routes.fleet import _is_local
 from engine.http.server import Server
+from engine.loop.messages import StepOutputs
 from engine.testing.context import build_context
+from engine.testing.exporter import step_event
 from engine_plugins.exporter.config import PrometheusConfig
 from engine_plugins.exporter.prometheus import PrometheusExporter
 from engine_plugins.router.direct import DirectRouter
 
 from ...service.fakes import DirectRouter as Told
 from ...service.fakes import ScriptedClient, in_loop, make_plan, make_tokenizer, says
-from ..fakes import Running, chat
+from ..fakes import Running, chat, events_of
 
 CHAT = "/v1/chat/completions"
 
@@ -130,6 +134,25 @@ async def test_a_request_that_moved_on_says_so_and_is_listed_with_the_engine_tha
             listed = (await read(server, f"/engine/requests?count=9{query}"))["requests"]
             assert [each["engine"] for each in listed] == engines
         assert (await server.get("/engine/requests?engine=c"))[0] == 404
+
+
+@in_loop
+async def test_a_prompt_that_begins_anew_at_another_engine_shows_what_that_one_had_cached() -> None:
+    async with two() as (server, clients):
+        a, b = clients.values()
+        a.hold_before = b.hold_before = 0
+        asked = asyncio.create_task(server.post(CHAT, chat("hello there", stream=True, return_progress=True)))
+        await a.holding.wait()
+        name = a.requests[0].request_id
+        a.deliver(StepOutputs((), (step_event(), replace(step_event(), chunks=(Chunk(name, 4, 6),))), a.stats))
+        await asyncio.sleep(0)
+        a.die()
+        await b.holding.wait()
+        b.deliver(StepOutputs((), (replace(step_event(), chunks=(Chunk(name, 3, 1),)),), b.stats))
+        await asyncio.sleep(0)
+        b.proceeding.set()
+        shown = [each["prompt_progress"] for each in events_of((await asked)[2]) if "prompt_progress" in each]
+        assert [(each["cache"], each["processed"]) for each in shown] == [(6, 10), (1, 4)]
 
 
 async def names_its_engine(engine: EngineReader) -> Findings:

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tools.check_dashboards import filled
 
 from engine.cli.main import main
 from engine.counters.declared import SECONDS
@@ -54,6 +55,12 @@ def test_every_metric_and_label_of_a_panel_is_exported():
 def test_limits_to_choose_are_bounds_of_buckets_as_they_are_written():
     assert set(TTFT_LIMITS) <= exported()["engine_ttft_seconds_bucket"]["le"]
     assert {float(limit) for limit in TTFT_LIMITS} <= set(SECONDS)
+
+
+@each_board
+def test_the_check_against_prometheus_fills_in_every_variable(board):
+    for query in (query for panel in board.panels() for query in panel.queries):
+        assert "$" not in filled(query.promql, board), query.promql
 
 
 @each_board

@@ -49,8 +49,19 @@ async function call(path, options = {}) {
 /** Header values are bytes: the key's UTF-8, as one character each. */
 const encoded = (key) => String.fromCharCode(...new TextEncoder().encode(key));
 
+let chosen = null; // the id of the engine that is shown; null: the server has one
+
+/** What is read from now on is of this engine. */
+export const useEngine = (id) => { chosen = id; };
+
+/** The path of something about an engine, as it is asked of the one that is shown. */
+function ofEngine(path) {
+  if (chosen === null || !path.startsWith("engine/")) return path;
+  return `${path}${path.includes("?") ? "&" : "?"}engine=${encodeURIComponent(chosen)}`;
+}
+
 async function answered(path, options) {
-  const response = await call(path, options);
+  const response = await call(ofEngine(path), options);
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   throw new Refused(response.status, body?.error?.message ?? `The server answered ${response.status}.`);

@@ -1,6 +1,6 @@
 // The frame of the page: which screen is shown, the theme, shortcuts, and whether the engine is ready.
 
-import { getJson, poll } from "./api.js";
+import { getJson, poll, useEngine } from "./api.js";
 import { chatScreen } from "./chat.js";
 import { findingsScreen } from "./findings.js";
 import { latencyScreen } from "./latency.js";
@@ -114,6 +114,35 @@ async function showState() {
   }
 }
 
+// --- which of several engines is shown
+
+const engines = document.getElementById("engines");
+const engineChoice = engines.querySelector("select");
+
+/** Follows the fleet. The chat goes where the router sends it; everything else is of the engine that is chosen. */
+async function showEngines() {
+  const { engines: found } = await getJson("engine/fleet", { quiet: true });
+  if (found.length < 2) return;
+  const options = [...engineChoice.options];
+  if (options.map((each) => each.value).join() !== found.map((each) => each.id).join()) {
+    const before = engineChoice.value;
+    engineChoice.replaceChildren(...found.map(({ id }) => new Option(id, id, false, id === before)));
+    engines.hidden = false;
+    if (before !== engineChoice.value) chooseEngine();
+  }
+  found.forEach(({ id, why_not: reason }, at) => {
+    engineChoice.options[at].text = reason === null ? id : `${id}: ${reason}`;
+  });
+}
+
+function chooseEngine() {
+  useEngine(engineChoice.value);
+  for (const screen of Object.values(screens)) screen.forget?.();
+  route();
+}
+
+engineChoice.addEventListener("change", chooseEngine);
+
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
@@ -122,6 +151,7 @@ showTheme();
 addEventListener("hashchange", route);
 route();
 poll(3000, showState);
+poll(3000, showEngines);
 getJson("v1/models").then(({ data: [model] }) => {
   document.getElementById("model").textContent = model.id;
   chat.useModel(model);

@@ -51,7 +51,11 @@ export function findingsScreen() {
     said.className = isProblem ? "problem" : "muted";
   }
 
-  return { element, show };
+  const forget = () => { // of another engine
+    found.replaceChildren();
+    if (known && !waited.textContent) say("");
+  };
+  return { element, show, forget };
 }
 
 const value = (number) => (Number.isInteger(number) ? count(number) : figure(number));

@@ -11,7 +11,7 @@ const WINDOWS = { "5 min": 300, "30 min": 1800, All: null };
 const percentiles = (name) => [[`${name}50`, "P50", "blue"], [`${name}95`, "P95", "amber"], [`${name}99`, "P99", "red"]];
 
 export function latencyScreen(samples = new Samples()) {
-  const sampler = new Sampler();
+  let sampler = new Sampler();
   let window = 300;
   let isShown = false;
   let stop = null;
@@ -40,8 +40,7 @@ export function latencyScreen(samples = new Samples()) {
   async function tick() {
     try {
       samples.add(Date.now() / 1000, await sampler.read());
-      const rates = sampler.hasMetrics ? "" : " Tokens/s need exporter=[prometheus].";
-      said.textContent = `A sample a second while this page is open; percentiles are those of the last 5 minutes.${rates}`;
+      said.textContent = "A sample a second while this page is open; percentiles are those of the last 5 minutes.";
       said.className = "muted";
       if (isShown) draw();
     } catch (error) {
@@ -68,6 +67,12 @@ export function latencyScreen(samples = new Samples()) {
       if (samples.at.length) draw();
     },
     hide: () => { isShown = false; },
+    forget: () => { // of another engine
+      samples = new Samples();
+      sampler = new Sampler();
+      table.replaceChildren();
+      if (isShown) draw();
+    },
   };
 }
 

@@ -19,6 +19,7 @@ const ORDERS = {
 export function requestsScreen() {
   let stop = null;
   let requests = [];
+  let changes = 0; // of the engine that is shown
   const order = h("select", { id: "order", onchange: draw }, Object.keys(ORDERS).map((name) => h("option", {}, name)));
   const follow = h("input", { id: "follow", type: "checkbox", checked: true });
   const rows = h("tbody");
@@ -42,8 +43,11 @@ export function requestsScreen() {
 
   async function load() {
     if (!follow.checked && requests.length) return;
+    const asked = changes;
     try {
-      ({ requests } = await getJson(`engine/requests?count=${COUNT}`));
+      const { requests: found } = await getJson(`engine/requests?count=${COUNT}`);
+      if (asked !== changes) return; // of another engine
+      requests = found;
       said.textContent = requests.length
         ? `The last ${requests.length === 1 ? "request" : `${requests.length} requests`} that ended.`
         : "No request has ended yet. Ask something in the chat.";
@@ -88,6 +92,12 @@ export function requestsScreen() {
       detail.replaceChildren(waterfallView(id));
     },
     hide: end,
+    forget: () => {
+      end();
+      requests = [];
+      changes += 1;
+      if (!list.hidden && !element.hidden) begin();
+    },
     escape: () => {
       if (detail.hidden) return false;
       location.hash = "requests";

@@ -63,6 +63,7 @@ function figures(sequence) {
     ["Speed", tpot ? `${figure(1000 / tpot)} tokens/s` : "–"],
     ["Prompt", cached ? `${count(prompt)}, ${count(cached)} cached` : count(prompt)],
     ["Output", `${count(sequence.output_tokens)}, ${sequence.finish_reason}`],
+    ...(sequence.engine === "default" ? [] : [["Engine", sequence.engine]]),
     ["Unattributed", percent(sequence.total_ms ? sequence.unattributed_ms / sequence.total_ms : 0)],
   ];
   return h("dl", { class: "figures" }, shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -84,6 +85,7 @@ const requestLink = (id) => h("a", { href: `#requests/${encodeURIComponent(id)}`
 /** A sentence each, with links to the requests that they name. */
 function reasons(sequence) {
   const found = [];
+  if (sequence.attempts > 1) found.push([`route: sent to ${count(sequence.attempts)} engines one after the other; ${sequence.engine} began with it.`]);
   for (const span of sequence.spans) {
     const others = span.blocked_by;
     if (span.name === "queue" && span.ms >= 1) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.assembly.assemble import assemble, configure
+from engine.assembly.assemble import alone, assemble, configure
 from engine.assembly.plan import EnginePlan
 from engine_lab.eval.baseline import undrafted_override
 from engine_lab.eval.drafting.options import DraftingOptions, is_about_drafting
@@ -51,7 +51,7 @@ def settings_of(options: DraftingOptions) -> list[Setting]:
 
 
 def _setting(overrides: tuple[str, ...], label: str, options: DraftingOptions) -> Setting:
-    return Setting(label, overrides, assemble(overrides, config_dirs=options.config_dirs, download=True))
+    return Setting(label, overrides, alone(assemble(overrides, config_dirs=options.config_dirs, download=True)))
 
 
 def _check_rows(setting: Setting, batches: Sequence[int]) -> None:
