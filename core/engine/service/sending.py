@@ -70,11 +70,12 @@ class Sending:
 
     def _send_to(self, engine: EngineHandle) -> None:
         """Raises :class:`EngineDead`."""
+        sent_s = time.monotonic()
         self._stream: OutputStream = engine.client.submit(self.request)
         self.engine = engine
         """Which has the sequence."""
-        self.sent_s = time.monotonic()
-        """When it was sent there."""
+        self.sent_s = sent_s
+        """When it was sent there: before the engine can have it."""
         cached_tokens, self._cached_tokens = self._cached_tokens, 0
         self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
         engine.sendings.add(self)
