@@ -50,6 +50,20 @@ class Answer:
     """When each chunk with output arrived, since the request was sent."""
     code: str = ""
     """Of the error, if there is one."""
+    outputs: dict[int, str] = field(default_factory=dict)
+    """The text of each choice that has any."""
+    finishes: list[int] = field(default_factory=list)
+    """The choices that ended, in this order."""
+
+    def take(self, choice: dict[str, Any]) -> str:
+        """Note a choice, or a part of one. Returns its text."""
+        text, index = _text(choice), choice.get("index", 0)
+        self.text += text
+        if text:
+            self.outputs[index] = self.outputs.get(index, "") + text
+        if choice["finish_reason"]:
+            self.finishes.append(index)
+        return text
 
 
 def request(path: str, body: Any = None, *headers: str, method: str = "", length: int | None = None) -> bytes:
@@ -168,13 +182,14 @@ def _take_whole(answer: Answer, reply: Reply) -> None:
         error = shown["error"]
         answer.ending, answer.code, answer.text = "refused", error["code"] or "", error["message"]
         return
-    answer.text = "".join(_text(choice) for choice in shown["choices"])
+    for choice in shown["choices"]:
+        answer.take(choice)
     answer.ending = "whole" if all(choice["finish_reason"] for choice in shown["choices"]) else "truncated"
 
 
 async def _follow(connection: Connection, head: Reply, answer: Answer, begun: float, choices: int) -> None:
     """Read a stream. It is truncated unless it shows a finish reason for every choice, or an error."""
-    buffer, finished, done = b"", 0, False
+    buffer, done = b"", False
     async for part in connection.parts(head):
         *events, buffer = (buffer + part).split(b"\n\n")
         for event in events:
@@ -190,12 +205,9 @@ async def _follow(connection: Connection, head: Reply, answer: Answer, begun: fl
                 answer.ending, answer.code, answer.text = "error", error["code"] or "", error["message"]
                 return
             for choice in chunk["choices"]:
-                text = _text(choice)
-                answer.text += text
-                finished += bool(choice["finish_reason"])
-                if text:
+                if answer.take(choice):
                     answer.at_s.append(time.monotonic() - begun)
-    answer.ending = "whole" if done and finished == choices else "truncated"
+    answer.ending = "whole" if done and len(answer.finishes) == choices else "truncated"
 
 
 def _text(choice: dict[str, Any]) -> str:

@@ -72,13 +72,14 @@ class Target:
         plan: dict[str, Any] = (await get(self, "/engine/plan")).json()
         return plan
 
-    async def stats(self) -> dict[str, int]:
-        stats: dict[str, int] = (await get(self, "/engine/stats")).json()
+    async def stats(self, engine: str = "") -> dict[str, Any]:
+        """``engine``: its id; the first one without."""
+        stats: dict[str, Any] = (await get(self, f"/engine/stats{of(engine)}")).json()
         return stats
 
-    async def engine(self) -> int:
+    async def engine(self, engine: str = "") -> int:
         """The process id of the engine."""
-        return int((await self.plan())["engine"]["pid"])
+        return int((await get(self, f"/engine/plan{of(engine)}")).json()["engine"]["pid"])
 
     async def counter(self, name: str) -> float:
         """The value of a metric, summed over its labels."""
@@ -108,11 +109,11 @@ class Target:
                 await asyncio.sleep(0.05)
         return time.monotonic() - begun
 
-    async def held(self, limit_s: float = IDLE_S) -> str:
+    async def held(self, limit_s: float = IDLE_S, engine: str = "") -> str:
         """What is still held once nothing should run: empty as soon as every row and KV block is free again."""
         ends = time.monotonic() + limit_s
         while True:
-            stats = await self.stats()
+            stats = await self.stats(engine)
             left = {name: stats[name] for name in ("running", "waiting", "rows_used") if stats[name]}
             for blocks in stats["blocks"]:
                 if blocks["leased"]:
@@ -125,6 +126,11 @@ class Target:
 
     def log_lines(self) -> int:
         return self.log.read_bytes().count(b"\n") if self.log else 0
+
+
+def of(engine: str) -> str:
+    """The query that names an engine."""
+    return f"?engine={engine}" if engine else ""
 
 
 def limit(kind: int, most: int) -> Callable[[], None]:

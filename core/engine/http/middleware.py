@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import re
 import time
 import uuid
@@ -22,6 +21,7 @@ from engine.http.connections import Connection
 from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
 from engine.http.state import STATE, TRACE
+from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,7 +33,6 @@ READ = ("fleet", "stats", "counters", "latency", "requests")
 PROBES = frozenset({"/health", "/ready", "/metrics"}) | {f"/engine/{name}" for name in READ}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")
 log = structlog.get_logger("engine.access")
 
 
@@ -85,7 +84,7 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
     """Decides on the matched route, never on a URL that the client could dress up."""
     settings = request.app[STATE].settings
     if settings.api_key is None:
-        if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
+        if is_loopback(settings.host) and not is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
             raise HttpError(403, "This server answers to local names only (server.host).", code="foreign_host")
     elif not _is_open(_route(request), settings) and not has_key(
@@ -150,25 +149,3 @@ def _place(error: BaseException) -> str:
     if trace is None:
         return "unknown"
     return f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_local_name(host: str) -> bool:
-    """Whether it is ``localhost``, a name below it or an address, perhaps with a port."""
-    match = _HOST.fullmatch(host.lower())
-    if match is None:
-        return host == ""
-    name = match["v6"] or match["name"]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -23,7 +23,12 @@ Exit status: 0 done, 1 refused or failed, 2 wrong usage."""
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("words", nargs="*", metavar="[restart|drain|undrain|resize] [URL] [ID|N]", help="see below")
+    add(
+        "words",
+        nargs="*",
+        metavar="[restart|drain|undrain|resize] [URL] [ID|N]",
+        help="what to do (to show, without), at which server, with which engine or how many: see below",
+    )
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--force", action="store_true", help="though no other engine takes requests meanwhile: they are refused")
     add("--json", action="store_true", help="print the server's answer at the end, not a table")

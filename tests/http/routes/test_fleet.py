@@ -288,18 +288,15 @@ async def test_without_a_key_only_this_machine_may_change_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("remote", "local"),
+    ("remote", "host", "local"),
     [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("::ffff:10.0.0.1", False),
-        ("10.0.0.1", False),
-        ("fe80::1%eth0", False),
-        ("", False),
-        ("localhost", False),
+        ("127.0.0.1", "localhost:8000", True),
+        ("::1", "[::1]:8000", True),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("10.0.0.1", "localhost", False),
+        ("", "localhost", False),
+        ("127.0.0.1", "evil.example", False),
     ],
 )
-def test_this_machine_is_known_by_its_address(remote: str, local: bool) -> None:
-    assert _is_local(make_mocked_request("POST", "/").clone(remote=remote)) is local
+def test_this_machine_is_known_by_its_address_and_name(remote: str, host: str, local: bool) -> None:
+    assert _is_local(make_mocked_request("POST", "/", {"Host": host}).clone(remote=remote)) is local

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from engine.http.bodies import json_response
 from engine.http.errors import HttpError
 from engine.http.incoming import state_of
 from engine.http.state import ServerState
+from engine.service.addresses import is_local_name, is_loopback
 from engine.service.engines import EngineHandle
 from engine.service.errors import bad_request
 from engine.service.fleet import Change
@@ -74,14 +74,9 @@ async def _changeable(http: web.Request) -> ServerState:
 
 
 def _is_local(http: web.Request) -> bool:
-    if any(name in http.headers for name in FORWARDED):
-        return False
-    try:
-        address = ipaddress.ip_address((http.remote or "").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    """Whether it comes from this machine, and from no web page that has made its own host name point here."""
+    is_passed_on = any(name in http.headers for name in FORWARDED)
+    return not is_passed_on and is_loopback(http.remote or "") and is_local_name(http.headers.get("Host", ""))
 
 
 def _named(http: web.Request, state: ServerState) -> EngineHandle:
