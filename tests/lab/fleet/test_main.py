@@ -1,4 +1,4 @@
-"""``engine fleet`` against a server with two engines."""
+"""``engine fleet`` (:mod:`engine_lab.fleet.command`) against a server with two engines."""
 
 import asyncio
 import json
