@@ -46,6 +46,8 @@ KERNEL_TESTS = (
 """Files whose tests run Triton kernels, below ``tests/``."""
 SHORT = (
     "drafting/test_engine.py",
+    "kernels/triton/test_models.py",
+    "laws/test_captured_models.py",
     *(
         f"kernels/triton/test_{name}.py"
         for name in ("chain_inputs", "fragments", "heads", "joined_norms", "linear", "lowering")
@@ -58,7 +60,7 @@ SHORT = (
     "plugins/quantizer/test_gpu_experts.py",
     "sampling/triton/test_kernels.py",
 )
-"""Those that take little more time than their process does to start: one runs them all, at the place of the first."""
+"""All but the longest: their process takes seconds to start, and one runs them all, at the place of the first."""
 GATHERED = pytest.StashKey[list[Path]]()
 """The short ones of a run."""
 

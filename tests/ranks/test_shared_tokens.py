@@ -188,7 +188,7 @@ SETS = {
 }
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("name", SETS)
 def test_an_engine_whose_ranks_share_latent_keys_says_what_one_rank_says(name: str, checkpoints: Any) -> None:
     """Prefixes that are cached included: every text is asked for twice."""

@@ -284,18 +284,22 @@ def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -
     assert packed.label.startswith("int4 panels (groups of 128), ")
 
 
-@few(1)
+SOURCES = {f"float {kind}": float_source(kind) for kind in ELEMENTS}
+SOURCES |= {f"integer {form}": integer_source("bfloat16", form) for form in FORMATS}
+
+
+@few(4)
 @needs_x86
+@pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("processor", ["haswell", "cooperlake", "sapphirerapids", "x86-64"])
-def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path) -> None:
-    compiler = find_compiler()
+def test_the_kernels_compile_for_other_processors(processor: str, name: str, tmp_path: Path) -> None:
+    compiler, source = find_compiler(), SOURCES[name]
     assert not isinstance(compiler, str)
-    for source in (*map(float_source, ELEMENTS), *(integer_source("bfloat16", form) for form in FORMATS)):
-        macros = [f"-D{macro}" for macro in source.macros]
-        flags = [*FLAGS, f"-march={processor}", "-O0", f"-I{INCLUDE}", *macros, str(source.file)]
-        flags += ["-o", str(tmp_path / "a.so")]
-        done = subprocess.run([*compiler.command, *flags], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+    macros = [f"-D{macro}" for macro in source.macros]
+    flags = [*FLAGS, f"-march={processor}", "-O0", f"-I{INCLUDE}", *macros, str(source.file)]
+    flags += ["-o", str(tmp_path / "a.so")]
+    done = subprocess.run([*compiler.command, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow
