@@ -11,11 +11,14 @@ from engine.loop.client import EngineDead, OutputStream
 from engine.service.engines import EngineHandle
 from engine.service.load import Share
 
+MOST_DEATHS = 2
+"""So many engines may die with a sequence that has not begun: what kills each of them does not get all of a fleet."""
+
 
 class Sending:
     """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. While no token
     has come the next one takes over from an engine that dies, or that is told to let go of what it has not begun. No
-    engine gets a second time what it died with."""
+    engine gets a second time what it died with, and after :data:`MOST_DEATHS` there is no next one."""
 
     def __init__(
         self,
@@ -96,6 +99,8 @@ class Sending:
                     raise
                 self._leaves = False
                 self._died.add(self.engine.id)
+                if len(self._died) == MOST_DEATHS:
+                    raise
                 self._send(dead)
                 continue
             if out.finish_reason is not None:
