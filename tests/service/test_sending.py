@@ -11,10 +11,11 @@ import pytest
 from engine.contracts.request import TokensOut
 from engine.contracts.router import Attempts
 from engine.loop.messages import EngineStats, StepOutputs
+from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.load import Load
 
-from .fakes import ids, in_loop
+from .fakes import ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
 from .test_dispatch import BOTH, Fleet, texts
 
 
@@ -204,21 +205,24 @@ async def test_an_engine_that_was_down_when_a_sequence_was_placed_takes_it_over(
 
 
 @in_loop
-async def test_what_ends_every_engine_is_sent_to_each_of_them_once() -> None:
+async def test_what_ends_two_engines_is_sent_to_no_third() -> None:
     fleet = Fleet()
+    fleet.clients["c"] = ScriptedClient(says("I am c"))
+    fleet.engines["c"] = EngineHandle("c", make_plan(), fleet.clients["c"], make_tokenizer())
     await fleet.start()
-    fleet.router.decision = BOTH
+    fleet.router.decision = Attempts(("a", "b", "c"))
     for client in fleet.clients.values():
         client.hold_before = 0
     running = asyncio.create_task(texts(fleet, fleet.job()))
-    for client in fleet.clients.values():
+    for name in "ab":
+        client = fleet.clients[name]
         await client.holding.wait()
         client.die()
         await client.start()
     with pytest.raises(ApiError) as failed:
         await running
     assert failed.value.code == "engine_dead"
-    assert [len(client.requests) for client in fleet.clients.values()] == [1, 1] and nothing_is_left(fleet)
+    assert [len(client.requests) for client in fleet.clients.values()] == [1, 1, 0] and nothing_is_left(fleet)
 
 
 @in_loop

@@ -1,6 +1,7 @@
 """``tools/attack`` finds what it looks for, and the server holds against a little of each attack."""
 
 import asyncio
+import json
 import random
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.attack import aborts, bodies, burst, connections, determinism, fairness, fuzz, grammars, soak, stop  # noqa: E402
-from tools.attack.client import CHAT, Reply, ask  # noqa: E402
+from tools.attack import aborts, bodies, burst, connections, determinism, fairness, fleet, fuzz, grammars, soak, stop  # noqa: E402
+from tools.attack.client import CHAT, Answer, Reply, ask  # noqa: E402
 from tools.attack.harness import Target, serve  # noqa: E402
 
 OVERRIDES = (
@@ -87,6 +88,46 @@ def test_the_fuzzer_sees_leaks_failures_and_odd_refusals():
 
 def test_the_slope_of_memory_is_per_minute():
     assert soak.slope([(float(s), 100 + s / 30) for s in range(100)]) == pytest.approx(2)
+
+
+def test_the_attack_on_two_engines_sees_what_is_lost_cut_repeated_and_changed():
+    asked = fleet.Question(CHAT, {}, {0: "ab", 1: "cd"})
+
+    def found(**answer):
+        seen = fleet.Seen()
+        fleet.note(asked, Answer(**answer), "a", seen)
+        return {kind for kind in ("wrong", "truncated", "twice", "lost") if getattr(seen, kind)}
+
+    both = {0: "ab", 1: "cd"}
+    assert found(ending="whole", outputs=both, finishes=[0, 1]) == set()
+    assert found(ending="error", outputs={0: "a"}, code="engine_dead") == set()
+    assert found(ending="whole", outputs={0: "ab"}, finishes=[0, 1]) == {"wrong"}
+    assert found(ending="error", outputs={0: "aab"}, code="engine_dead") == {"wrong"}
+    assert found(ending="whole", outputs=both, finishes=[0, 1, 1]) == {"twice"}
+    assert found(ending="truncated", outputs={0: "a"}) == found(ending="broken") == {"truncated"}
+    assert found(ending="refused", code="engine_dead") == found(ending="error", code="engine_dead") == set()
+    assert found(ending="refused", code="not_ready") == {"lost"}
+
+
+def test_a_sequence_is_lost_that_fails_without_a_token_before_two_engines_died(tmp_path):
+    def lost(hits_s, **event):
+        shown = {"type": "request", "finish_reason": "error", "ttft_ms": 0.0, "e2e_ms": 5000.0, "at_s": 100.0}
+        (events := tmp_path / "events").write_text(
+            json.dumps(shown | {"request_id": "a", "engine": "b"} | event) + "\n"
+        )
+        return len(fleet.unbegun(events, hits_s))
+
+    assert lost([]) == lost([94.0, 99.0]) == 1 and lost([96.0, 99.0]) == 0
+    assert lost([], finish_reason="stop") == lost([], ttft_ms=1.0) == lost([], type="tokens") == 0
+
+
+def test_two_engines_are_killed_and_restarted_and_nothing_is_lost():
+    async def attacked():
+        async with fleet.served(*OVERRIDES) as (target, events):
+            return await fleet.attack(target, events, 250, seed=1, clients=6)
+
+    rows = asyncio.run(attacked())
+    assert [row for row in rows if row.held is False] == []
 
 
 def test_mutated_requests_and_raw_bytes_are_refused_properly(target):

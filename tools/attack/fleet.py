@@ -3,8 +3,8 @@ one by one, while clients ask and go away.
 
 Requests are mixed: streamed and whole, chats and completions, greedy and seeded, one to three choices, some left by
 their clients. Every text is known: each engine was asked alone before. Bar: no text differs, no stream ends cleanly
-before its end, no choice ends twice; none is lost of which no token had come, as far as its stream tells; a rolling
-restart loses nothing at all; loads, rows and blocks are 0 at the end, and both engines answer as before.
+before its end, no choice ends twice; no sequence fails of which no token had come, unless two engines died with it; a
+rolling restart loses nothing at all; loads, rows and blocks are 0 at the end, and both engines answer as before.
 
 An engine is killed only while the other one takes requests, and at most twice in a minute: the third crash gives an
 engine up, on purpose.
@@ -16,13 +16,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tools.attack.client import CHAT, COMPLETIONS, Answer, Connection, ask, get, request
@@ -59,6 +64,9 @@ class Seen:
     truncated: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    """Requests that were refused, and sequences that failed without a token."""
+    hits_s: list[float] = field(default_factory=list)
+    """When an engine was killed or stopped; of ``time.monotonic``."""
     restarting: bool = False
     during: Counter[str] = field(default_factory=Counter)
     """Endings of requests that were sent while the rolling restart went on."""
@@ -67,7 +75,8 @@ class Seen:
     """Texts of the two engines before the load."""
 
 
-async def attack(target: Target, requests: int, seed: int, clients: int = CLIENTS) -> list[Row]:
+async def attack(target: Target, events: Path, requests: int, seed: int, clients: int = CLIENTS) -> list[Row]:
+    """``events``: what exporter ``jsonl`` of the server writes."""
     rng, seen, numbers = random.Random(seed), Seen(), iter(range(requests))
     questions = await known(target, rng, seen)
 
@@ -85,6 +94,7 @@ async def attack(target: Target, requests: int, seed: int, clients: int = CLIENT
     if isinstance(ended, Exception):
         raise ended
     await all_ready(target)
+    seen.lost += unbegun(events, seen.hits_s)
     return await rows(target, seen, questions, requests)
 
 
@@ -129,10 +139,10 @@ async def one(target: Target, asked: Question, rng: random.Random, seen: Seen) -
     name = f"{streamed} {answer.ending} {answer.code or answer.status}"
     seen.endings[name] += 1
     seen.during[name] += during and answer.ending != "whole"
-    note(asked, answer, name, streamed == "stream", seen)
+    note(asked, answer, name, seen)
 
 
-def note(asked: Question, answer: Answer, name: str, streamed: bool, seen: Seen) -> None:
+def note(asked: Question, answer: Answer, name: str, seen: Seen) -> None:
     """What is wrong with an answer."""
     said = f"{name}: {answer.outputs!r}, expected {asked.outputs!r}"
     if len(set(answer.finishes)) < len(answer.finishes):
@@ -142,10 +152,23 @@ def note(asked: Question, answer: Answer, name: str, streamed: bool, seen: Seen)
         seen.wrong.append(said)
     if answer.ending in ("truncated", "broken"):
         seen.truncated.append(said)
-    # Of a whole answer nobody here can say whether its engine had begun: it may end with an engine.
-    unbegun = not answer.outputs and (streamed or answer.code not in BY_DEATH)
-    if answer.ending in ("error", "refused") and unbegun:
+    if answer.ending in ("error", "refused") and answer.code not in BY_DEATH:
         seen.lost.append(f"{name}: {answer.text}")
+
+
+def unbegun(events: Path, hits_s: list[float]) -> list[str]:
+    """The sequences that failed without a token, though fewer than two engines were hit meanwhile."""
+    found = []
+    for line in events.read_bytes().splitlines():
+        event = json.loads(line)
+        if event["type"] == "request" and event["finish_reason"] == "error" and not event["ttft_ms"]:
+            begun_s = event["at_s"] - event["e2e_ms"] / 1e3
+            hits = [round(at_s - begun_s, 2) for at_s in hits_s if begun_s <= at_s <= event["at_s"]]
+            if len(hits) < 2:
+                found.append(
+                    f"{event['request_id']} of {event['e2e_ms']:.0f} ms at {event['engine']}, hits at {hits} s"
+                )
+    return found
 
 
 async def leave(target: Target, path: str, body: dict[str, Any], rng: random.Random) -> None:
@@ -192,8 +215,10 @@ def victim(seen: Seen, rng: random.Random) -> str:
 
 
 async def hit(target: Target, name: str, number: signal.Signals, seen: Seen) -> None:
-    os.kill(await target.engine(name), number)
+    pid = await target.engine(name)
+    os.kill(pid, number)
     seen.kills[number.name] += 1
+    seen.hits_s.append(time.monotonic())
     seen.crashes[name].append(time.monotonic())
     async with asyncio.timeout(READY_S):
         while (await engines(target))[name]["ready"]:
@@ -257,9 +282,20 @@ async def rows(target: Target, seen: Seen, questions: list[Question], requests: 
     ]
 
 
+@asynccontextmanager
+async def served(*overrides: str) -> AsyncIterator[tuple[Target, Path]]:
+    """A server of our own, and the file of its events."""
+    with tempfile.TemporaryDirectory(prefix="engine-attack-") as folder:
+        events = Path(folder) / "events.jsonl"
+        events.touch()
+        exporter = ("exporter=[jsonl]", f"exporter.jsonl.path={events}")
+        async with serve(*OVERRIDES, *exporter, *overrides) as target:
+            yield target, events
+
+
 async def main(options: argparse.Namespace) -> list[Row]:
-    async with serve(*OVERRIDES, *options.overrides) as target:
-        return await attack(target, options.requests, options.seed)
+    async with served(*options.overrides) as (target, events):
+        return await attack(target, events, options.requests, options.seed)
 
 
 if __name__ == "__main__":

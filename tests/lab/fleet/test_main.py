@@ -110,5 +110,3 @@ def test_what_is_wrong_is_said_in_a_line(capsys):
     capsys.readouterr()
     assert main(["fleet", server.url]) == 1
     assert "is the server running?" in capsys.readouterr().err
-    assert main(["fleet", "stop"]) == 2
-    assert capsys.readouterr().err.startswith("engine fleet: unexpected 'stop'")
