@@ -9,6 +9,7 @@ PLUGINS = (
     "engine.counters",
     "engine.hookspecs",
     "engine.kernels",
+    "engine.kv.block_keys",
     "engine.native",
 )
 """To plugins: packages and modules, with all that is in them."""
