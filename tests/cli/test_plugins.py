@@ -62,6 +62,7 @@ def test_check_finds_a_planted_bug_and_says_which_promise_is_broken(package, cap
         "test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url",
         "test_a_request_nobody_can_take_is_refused_as_unavailable",
         "test_fleets_of_any_size_and_load_are_served",
+        "test_what_has_begun_may_be_told_of_any_engine_at_any_time",
     }
     assert "'dead'" in tests["test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url"]["why"]
     assert len(tests) > len(failed)
@@ -226,7 +227,7 @@ def test_an_exporter_of_two_packages_is_selected_by_its_distribution() -> None:
         (["check", "quantizer=int9"], "did you mean 'int8'"),
         (["show", "ngrm"], "did you mean 'ngram'"),
         (["show", "draftr=ngram"], "no such slot 'draftr'; did you mean 'drafter'"),
-        (["show", "router"], "router is a slot; its plugins are router=direct, router=round_robin"),
+        (["show", "router"], "router is a slot; its plugins are router=direct, router=round_robin, router=least_load"),
         (["show"], "required: PLUGIN"),
         (["check", "direct", "--set", "x"], "--set x: expected an attribute of the suite and its value"),
         (["new", "schedulr", "x"], "did you mean 'scheduler'"),

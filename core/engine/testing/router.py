@@ -9,10 +9,14 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 import msgspec
 
@@ -59,10 +63,32 @@ OTHER_GREEDY = (
 """Each makes another answer of a request, sampled or not."""
 OTHER_SEEDED = ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"seed": 8}, {"seed": None})
 """Each makes another answer of a request that is sampled with a seed."""
+FLEET = tuple([replace(ALIVE, engine_id=name, block_size=16) for name in "abc"])
+NOT_OF_A_ROUTER = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+"""Beside what it keeps."""
+
+
+def bytes_kept(router: object) -> int:
+    """Of all that can be reached from an object, once, but for code."""
+    size, seen, left = 0, set[int](), [router]
+    while left:
+        found = left.pop()
+        if id(found) not in seen and not isinstance(found, NOT_OF_A_ROUTER):
+            seen.add(id(found))
+            size += sys.getsizeof(found)
+            left += gc.get_referents(found)
+    return size
 
 
 class RouterConformance:
     """Inherit, name the class ``Test...``, and implement :meth:`make`."""
+
+    num_requests: int = 2400
+    """After so many a router keeps as much as it ever will."""
+    most_leaked: int = 16
+    """Bytes that it may keep of each further one."""
+    most_s: float = 30.0
+    """So many requests take no longer than this on the slowest machine."""
 
     def make(self) -> Router:
         """A fresh router."""
@@ -157,6 +183,80 @@ class RouterConformance:
         assert self.quickest([partial(router.place, r, ()) for r in requests]) < LONGEST_S, (
             "place() waits for an engine"
         )
+        assert self.quickest([partial(self.begin, router, r, FLEET[:1]) for r in requests]) < LONGEST_S, "begun() waits"
+
+    @staticmethod
+    def begin(router: Router, request: ApiRequest, engines: Iterable[EngineView]) -> None:
+        """Tell a router that wants to know it that engines were sent a request."""
+        if isinstance(router, RouterTold):
+            for engine in engines:
+                router.begun(request, engine.engine_id)
+
+    def test_what_is_placed_and_does_not_begin_changes_nothing(self) -> None:
+        """A decision need not come about: the request may be refused after it, or its engine may be gone."""
+        rng = random.Random(0)
+        begun = [self.request(rng) for _ in range(10)]
+        router, other = self.router(), self.router()
+        for request in begun:
+            for each in (router, other):
+                each.place(request, FLEET)
+                self.begin(each, request, FLEET[:2])
+            expected = other.place(request, FLEET)
+            for _ in range(3):
+                fleet = rng.choice((FLEET, FLEET[:1], FLEET[1:], (), tuple([replace(e, starts=2) for e in FLEET])))
+                router.place(self.request(rng), fleet)
+                router.place(request, fleet)
+            asked = [router.place(request, FLEET) for _ in range(2)]
+            assert asked == [expected] * 2, f"{asked} where {expected} would have been without requests in between"
+
+    @staticmethod
+    def request(rng: random.Random) -> ApiRequest:
+        """One of a few beginnings, an end of its own, and maybe more of both."""
+        prompts = [(rng.randrange(3),) * 64 + (rng.randrange(9),) * rng.randrange(64) for _ in range(rng.randint(1, 3))]
+        return replace(REQUEST, request_id=f"r{rng.random()}", prompts=tuple(prompts), n=rng.randint(1, 2))
+
+    def test_what_has_begun_may_be_told_of_any_engine_at_any_time(self) -> None:
+        """Before anything was placed, of engines that have died or gone, again, and after the answer."""
+        rng = random.Random(1)
+        router = self.router()
+        requests = [self.request(rng) for _ in range(20)]
+        self.begin(router, requests[0], FLEET)
+        for _ in range(200):
+            request = rng.choice(requests)
+            fleet = tuple([
+                replace(engine, alive=rng.random() < 0.7, starts=rng.randint(1, 3), block_size=rng.choice((1, 16, 64)))
+                for engine in rng.sample(FLEET, rng.randint(0, 3))
+            ])  # fmt: skip
+            match rng.randrange(3):
+                case 0:
+                    self.check(router.place(request, fleet), fleet)
+                case 1:
+                    self.begin(router, request, [rng.choice(FLEET)])
+                case 2:
+                    router.finished(request, Answer(ANSWER.choices * (len(request.prompts) * request.n)))
+
+    def test_what_it_keeps_is_bounded(self) -> None:
+        """A server runs for months."""
+        router = self.router()
+        self.serve(router, 0)
+        before = bytes_kept(router)
+        self.serve(router, 1)
+        leaked = (bytes_kept(router) - before) / self.num_requests
+        assert leaked < self.most_leaked, f"{leaked:.0f} bytes of each request are kept"
+
+    def serve(self, router: Router, part: int) -> None:
+        """So many requests; half get no answer, some are long. Beside an engine that stays others come and go, each
+        with a new name."""
+        started = time.perf_counter()
+        for i in range(part * self.num_requests, (part + 1) * self.num_requests):
+            prompt = (i, *[7] * (7 if i % 16 else 7999))
+            request = replace(REQUEST, request_id=f"request-{i}", prompts=(prompt,))
+            fleet = (FLEET[0], replace(FLEET[1], engine_id=f"b{i // 1200}"))
+            router.place(request, fleet)
+            self.begin(router, request, fleet)
+            if i % 2:
+                router.finished(request, ANSWER)
+            assert time.perf_counter() - started < self.most_s, f"{i} requests took {self.most_s:g} s"
 
     @staticmethod
     def quickest(calls: list[Callable[[], object]]) -> float:

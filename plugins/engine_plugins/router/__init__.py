@@ -11,27 +11,27 @@ from engine_plugins.router.response_cache import ResponseCacheConfig
 @hookimpl
 def engine_router() -> list[Provider]:
     return [
-        Provider("direct", "engine_plugins.router.direct:DirectRouter", doc="Every request to the first engine."),
+        Provider("direct", "engine_plugins.router.direct:DirectRouter", doc="Every request to the first engine alive."),
         Provider(
             "round_robin",
             "engine_plugins.router.round_robin:RoundRobinRouter",
-            doc="To one engine after the other.",
+            doc="The engines that are alive in turn.",
         ),
         Provider(
             "least_load",
             "engine_plugins.router.least_load:LeastLoadRouter",
-            doc="To the engine with the fewest sequences.",
+            doc="The engine with the fewest sequences, then tokens.",
         ),
         Provider(
             "prefix",
             "engine_plugins.router.prefix:PrefixRouter",
             config=PrefixConfig,
-            doc="To the engine that has most of the prompt cached, weighed against its load.",
+            doc="The engine on which a request adds least: cached prefixes and load, as LMetric does.",
         ),
         Provider(
             "response_cache",
             "engine_plugins.router.response_cache:ResponseCacheRouter",
             config=ResponseCacheConfig,
-            doc="Answers repeated deterministic requests from memory.",
+            doc="Answers repeated deterministic requests from memory; places the others as prefix does.",
         ),
     ]

@@ -1,119 +1,147 @@
-"""Router ``prefix``: the engine that is soonest done with a prompt, as far as it has the prompt's beginning cached.
+"""Router ``prefix``: the engine on which a request adds least to what has to be computed.
 
-The score of an engine is LMetric (https://arxiv.org/abs/2603.15202): the prompt tokens that it would have to compute,
-those that wait there included, times the sequences of its batch. A cached prefix lowers the one factor and a crowd
-raises the other, so there is nothing to tune, and no prefix is so popular that all requests go to one engine.
+Each engine's score is the prompt tokens that wait there and those of this request that its prefix cache lacks, times
+the sequences it has and one more (LMetric, arXiv:2603.15202). A long prefix in the cache of an engine draws requests
+there until others would answer sooner, without a threshold. Equal scores: the fewest tokens in flight; equal ones
+take turns.
 
-What an engine has cached is known from what it was sent: blocks of tokens by their keys, in order of use. That is as
-good as what engines would report, for one server in front of them.
+What an engine has cached is not asked but remembered: the block keys of the prompts that were sent there, the least
+recently used ones forgotten first. An engine that was started again, or is down, has nothing.
+
+With one engine there is nothing to choose: no prompt is hashed, and nothing is remembered.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.provider import BuildContext
-from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Reject
+from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Route
 from engine.kv.block_keys import BlockKeys
 from engine_plugins.router.direct import NOBODY, alive_in
-from engine_plugins.router.least_load import Turns, tokens_of
+from engine_plugins.router.least_load import sequences_of
+from engine_plugins.router.round_robin import rotated
 
-Keys = tuple[Sequence[bytes], ...]
-"""For each prompt of a request, the names of its whole blocks, in order."""
+MOST_HASHED = 4096
+"""Most blocks of a request that are hashed: others wait for it. What comes after them counts as not cached."""
+
+Chain = Sequence[bytes]
+"""The keys of a prompt's full blocks, in order."""
 
 
 @dataclass(frozen=True)
 class PrefixConfig(SlotConfig):
-    """By cached prefixes and load."""
+    """What is remembered of prompts, to send requests to the engines that have computed how they begin."""
 
-    max_blocks: int = 65536
-    """Most blocks remembered of each engine, about 150 bytes each. More than an engine can hold does little harm; far
-    fewer, and prefixes are not found."""
+    max_blocks: int = 32_768
+    """Most KV blocks remembered of each engine. More than its pool has do little harm; fewer lose hits. 32,768 blocks
+    of 16 tokens are 64 GiB of a model with 128 KiB of keys and values a token; remembered, they take 7 MiB."""
 
     def __post_init__(self) -> None:
         at_least("router.max_blocks", self.max_blocks, 1)
 
 
 @dataclass(slots=True)
-class _Cached:
-    """What one engine should have cached."""
+class Index:
+    """What one start of an engine has computed. A key is always used after the keys of the blocks behind it, so that
+    those are forgotten first: where a block is remembered, so are all before it."""
 
     starts: int
-    blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """The least recently used first."""
 
-    def count(self, keys: Sequence[bytes]) -> int:
-        """How many of a prompt's blocks are there, from the first one on."""
-        return next((at for at, key in enumerate(keys) if key not in self.blocks), len(keys))
+    def find(self, chain: Chain) -> int:
+        """How many blocks of the prompt are there."""
+        return bisect_left(chain, True, key=lambda key: key not in self.keys)
+
+    def add(self, chain: Chain, max_blocks: int) -> None:
+        keys = self.keys
+        for key in reversed(chain):
+            keys[key] = None
+            keys.move_to_end(key)
+        while len(keys) > max_blocks:
+            keys.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The request that was placed last."""
+
+    request: ApiRequest
+    fleet: tuple[EngineView, ...]
+    chains: dict[int, list[Chain]]
+    """Of each prompt, by block size."""
 
 
 class PrefixRouter:
-    """The plugin. With one engine there is nothing to choose, and nothing is remembered."""
+    """The plugin. What is remembered changes in :meth:`begun` alone."""
 
     def __init__(self, config: PrefixConfig, context: BuildContext) -> None:
         self._max_blocks = config.max_blocks
-        self._cached: dict[str, _Cached] = {}
-        self._turns = Turns()
-        self._starts: dict[str, int] = {}
-        """Of the engines of the fleet that was seen last."""
-        self._keys: tuple[str, Keys] = ("", ())
-        """Of the request that was placed last."""
+        self._indexes: dict[str, Index] = {}
+        self._placed: Placed | None = None
+        self._turn = 0
 
-    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Attempts | Reject:
-        if len(fleet) == 1:
-            return alive_in(fleet, "the only one")
-        self._starts = {engine.engine_id: engine.starts for engine in fleet}
-        alive = [engine for engine in fleet if engine.alive]
-        if not alive:
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        if len(fleet) < 2:
+            self._placed = None
+            return alive_in(fleet)
+        engines = rotated(fleet, self._turn)
+        chains = {size: chains_of(request, size) for size in {engine.block_size for engine in fleet}}
+        self._placed = Placed(request, fleet, chains)
+        if not engines:
             return NOBODY
-        size = alive[0].block_size
-        keys = self._keys_of(request, size)
-        prompts = request.prompts
-
-        def cached(engine: EngineView) -> tuple[int, ...]:
-            """For each prompt; at least one token of it is computed."""
-            known = self._cached.get(engine.engine_id)
-            if known is None or known.starts != engine.starts:
-                return (0,) * len(prompts)
-            found = zip(prompts, keys, strict=True)
-            return tuple([min(len(prompt) - 1, size * known.count(names)) for prompt, names in found])
-
-        hits = {engine.engine_id: cached(engine) for engine in alive}
-        total = sum(map(len, prompts))
-
-        def score(engine: EngineView) -> tuple[int, int, int]:
-            computed = engine.queued_tokens + total - sum(hits[engine.engine_id])
-            return computed * (engine.sequences + 1), tokens_of(engine), self._turns.of(engine)
-
-        ordered = sorted(alive, key=score)
-        best, hit = ordered[0], hits[ordered[0].engine_id]
-        reason = f"{sum(hit)} of {total} prompt tokens cached, {best.sequences} sequences"
-        return Attempts(tuple([engine.engine_id for engine in ordered]), reason, hit)
+        prompt_tokens = sum(map(len, request.prompts))
+        scored = []
+        for engine in engines:
+            cached = self._cached(engine, request, chains[engine.block_size])
+            new = (prompt_tokens - sum(cached)) * request.n
+            score = (engine.queued_tokens + new) * (engine.sequences + 1)
+            scored.append((score, engine.queued_tokens + engine.running_tokens, engine, cached))
+        scored.sort(key=lambda each: each[:2])
+        _, _, first, cached = scored[0]
+        reason = f"{sum(cached):,} of {prompt_tokens:,} tokens cached, {sequences_of(first.sequences)}"
+        return Attempts(tuple([engine.engine_id for _, _, engine, _ in scored]), reason, cached)
 
     def begun(self, request: ApiRequest, engine_id: str) -> None:
-        name, keys = self._keys
-        if name != request.request_id or engine_id not in self._starts:
-            return  # with one engine; a request that another engine takes over is not remembered there
-        starts, known = self._starts[engine_id], self._cached.get(engine_id)
-        if known is None or known.starts != starts:
-            self._cached = {name: of for name, of in self._cached.items() if name in self._starts}
-            known = self._cached[engine_id] = _Cached(starts)
-        for names in keys:
-            for key in reversed(names):  # the beginning of a prompt is the last to go
-                known.blocks[key] = None
-                known.blocks.move_to_end(key)
-        while len(known.blocks) > self._max_blocks:
-            known.blocks.popitem(last=False)
-        self._turns.took(engine_id)
+        self._turn += 1
+        placed = self._placed
+        if placed is None:
+            self._indexes.clear()
+            return
+        alive = {engine.engine_id: engine for engine in placed.fleet if engine.alive}
+        for name, index in tuple(self._indexes.items()):
+            if name not in alive or alive[name].starts != index.starts:
+                del self._indexes[name]
+        if (engine := alive.get(engine_id)) is None:
+            return
+        size = engine.block_size
+        chains = placed.chains[size] if request is placed.request else chains_of(request, size)
+        index = self._indexes.setdefault(engine_id, Index(engine.starts))
+        for chain in chains:
+            index.add(chain, self._max_blocks)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
-        """Nothing to remember."""
+        """Nothing to remember: an answer counts once it is part of a prompt."""
 
-    def _keys_of(self, request: ApiRequest, block_size: int) -> Keys:
-        if self._keys[0] != request.request_id:
-            chains = [BlockKeys((request.model, request.cache_salt), block_size) for _ in request.prompts]
-            keys = tuple([chain.extend(ids)[1:] for chain, ids in zip(chains, request.prompts, strict=True)])
-            self._keys = (request.request_id, keys)
-        return self._keys[1]
+    def _cached(self, engine: EngineView, request: ApiRequest, chains: list[Chain]) -> tuple[int, ...]:
+        """Of each prompt, the tokens that the engine has cached. The last one of a prompt is always computed."""
+        index = self._indexes.get(engine.engine_id)
+        if index is None or index.starts != engine.starts:
+            return (0,) * len(chains)
+        sizes = zip(request.prompts, chains, strict=True)
+        return tuple([max(0, min(index.find(chain) * engine.block_size, len(prompt) - 1)) for prompt, chain in sizes])
+
+
+def chains_of(request: ApiRequest, block_size: int) -> list[Chain]:
+    """Of each prompt. Requests of different tenants or models share no key."""
+    left, chains = MOST_HASHED, list[Chain]()
+    for prompt in request.prompts:
+        chain = BlockKeys((request.model, request.cache_salt), block_size).extend(prompt[: left * block_size])[1:]
+        left -= len(chain)
+        chains.append(chain)
+    return chains

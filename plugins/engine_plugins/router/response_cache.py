@@ -3,8 +3,8 @@
 Deterministic are greedy requests (``temperature`` 0) and requests with a ``seed``, whose samples depend on
 seed and position only. A stored answer comes back only if everything that shapes the answer is equal;
 requests with different ``cache_salt`` never share answers, so tenants can be kept apart. Improves TTFT and
-end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise. What is not stored goes where
-``prefix`` sends it.
+end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise. Other requests go where router
+``prefix`` sends them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.contracts.config import SlotConfig, at_least
+from engine.contracts.config import at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, ApiRequest, EngineView, Route
 from engine_plugins.router.prefix import PrefixConfig, PrefixRouter
@@ -36,7 +36,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True)
-class ResponseCacheConfig(SlotConfig):
+class ResponseCacheConfig(PrefixConfig):
     """Stored answers of deterministic requests."""
 
     max_entries: int = 1024
@@ -45,30 +45,29 @@ class ResponseCacheConfig(SlotConfig):
     """Most bytes of answers kept."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least("router.max_entries", self.max_entries, 1)
         at_least("router.max_bytes", self.max_bytes, 1)
 
 
 class ResponseCacheRouter:
-    """The plugin: least recently used entries go first, bounded by number and by bytes."""
+    """The plugin: least recently used entries go first, bounded by number and by bytes. One that is given again is used
+    once that answer is finished, which makes it an entry anew."""
 
     def __init__(self, config: ResponseCacheConfig, context: BuildContext) -> None:
         self._max_entries = config.max_entries
         self._max_bytes = config.max_bytes
         self._entries: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
         self._bytes = 0
-        self._others = PrefixRouter(PrefixConfig(), context)
+        self._elsewhere = PrefixRouter(config, context)
 
     def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
-        if is_deterministic(request):
-            key = cache_key(request)
-            if (entry := self._entries.get(key)) is not None:
-                self._entries.move_to_end(key)
-                return entry[0]
-        return self._others.place(request, fleet)
+        if is_deterministic(request) and (entry := self._entries.get(cache_key(request))) is not None:
+            return entry[0]
+        return self._elsewhere.place(request, fleet)
 
     def begun(self, request: ApiRequest, engine_id: str) -> None:
-        self._others.begun(request, engine_id)
+        self._elsewhere.begun(request, engine_id)
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         if not is_deterministic(request) or not is_complete(request, answer):

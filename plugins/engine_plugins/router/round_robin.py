@@ -1,26 +1,32 @@
-"""Router ``round_robin``: one engine after the other."""
+"""Router ``round_robin``: the engines that are alive in turn, whatever they have to do."""
 
 from __future__ import annotations
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.provider import BuildContext
-from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Reject
-from engine_plugins.router.direct import alive_in
+from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Route
+from engine_plugins.router.direct import NOBODY
+
+
+def rotated(fleet: tuple[EngineView, ...], turn: int) -> list[EngineView]:
+    """The engines that are alive; which is the first one goes round with ``turn``."""
+    alive = [engine for engine in fleet if engine.alive]
+    first = turn % len(alive) if alive else 0
+    return alive[first:] + alive[:first]
 
 
 class RoundRobinRouter:
     """The plugin."""
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
-        self._last = ""
+        self._turn = 0
 
-    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Attempts | Reject:
-        """The engine after the one that was sent a request last, as the fleet names them."""
-        after = next((at + 1 for at, engine in enumerate(fleet) if engine.engine_id == self._last), 0)
-        return alive_in(fleet[after:] + fleet[:after], "its turn")
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        names = tuple([engine.engine_id for engine in rotated(fleet, self._turn)])
+        return Attempts(names, "its turn") if names else NOBODY
 
     def begun(self, request: ApiRequest, engine_id: str) -> None:
-        self._last = engine_id
+        self._turn += 1
 
     def finished(self, request: ApiRequest, answer: Answer) -> None:
         """Nothing to remember."""

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+
+from tests.plugins.router.fleets import Fleet, request, text
 
 from engine.contracts.config import SlotConfig
-from engine.contracts.router import Attempts
 from engine.testing.context import build_context
-from engine.testing.router import ALIVE, REQUEST, RouterConformance
+from engine.testing.router import RouterConformance
 from engine_plugins.router.least_load import LeastLoadRouter
 
 
@@ -19,22 +19,32 @@ class TestConformance(RouterConformance):
         return make()
 
 
-def test_the_fewest_sequences_come_first_then_the_fewest_tokens():
-    fleet = (
-        replace(ALIVE, engine_id="a", sequences=2),
-        replace(ALIVE, engine_id="b", sequences=1, running_tokens=50),
-        replace(ALIVE, engine_id="c", sequences=1, queued_tokens=40),
-        replace(ALIVE, engine_id="d", sequences=0, alive=False),
-    )
-    assert make().place(REQUEST, fleet) == Attempts(("c", "b", "a"), "1 sequences")
+def test_the_engine_with_the_fewest_sequences_is_the_first_and_the_others_follow():
+    fleet = Fleet(make(), "abc")
+    for name in "abcab":
+        assert fleet.send(request(f"{name}{len(fleet.shares)}", text(1, 1))) == name
+    route = fleet.ask(request("next", text(1, 1)))
+    assert route.engines == ("c", "a", "b") and route.reason == "1 sequence, 16 tokens in flight"
 
 
-def test_equal_engines_are_sent_equally_much():
-    router, fleet = make(), tuple(replace(ALIVE, engine_id=name) for name in "abc")
-    sent = Counter[str]()
-    for _ in range(9):
-        route = router.place(REQUEST, fleet)
-        assert isinstance(route, Attempts)
-        router.begun(REQUEST, route.engines[0])
-        sent[route.engines[0]] += 1
-    assert sent == {"a": 3, "b": 3, "c": 3}
+def test_of_equal_numbers_of_sequences_the_fewest_tokens_decide():
+    fleet = Fleet(make(), "abc")
+    for i, blocks in enumerate((3, 9, 2)):
+        fleet.send(request(i, text(i, blocks)))
+    assert fleet.ask(request("next", text(9, 1))).engines == ("c", "a", "b")
+
+
+def test_every_choice_counts_as_a_sequence():
+    fleet = Fleet(make(), "ab")
+    assert fleet.send(request("several", text(1, 1), n=3)) == "a"
+    assert [fleet.send(request(i, text(i, 5))) for i in range(4)] == ["b", "b", "b", "a"]
+
+
+def test_requests_that_come_one_at_a_time_are_spread_evenly():
+    fleet = Fleet(make(), "abcd")
+    assert Counter(fleet.serve(request(i, text(i, 1))) for i in range(40)) == dict.fromkeys("abcd", 10)
+
+
+def test_a_dead_engine_gets_nothing_though_it_has_nothing_to_do():
+    fleet = Fleet(make(), "abc", dead={"a"})
+    assert {fleet.send(request(i, text(i, 1))) for i in range(10)} == {"b", "c"}

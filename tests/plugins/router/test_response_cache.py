@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import msgspec
 import pytest
+from tests.plugins.router.fleets import Fleet, request, text
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.contracts.router import Answer, ApiRequest, Attempts
@@ -47,6 +48,14 @@ def test_a_repeated_greedy_request_is_answered_from_memory():
     assert cache.place(REQUEST, FLEET) == Attempts(("default",), "the only one")
     cache.finished(REQUEST, ANSWER)
     assert cache.place(replace(REQUEST, request_id="again", stream=True), FLEET) == ANSWER
+
+
+def test_what_was_not_answered_before_goes_where_its_beginning_is_cached():
+    fleet = Fleet(make(), "abc")
+    home = fleet.serve(request("first", text(1, 8)))
+    for i in range(5):
+        route = fleet.ask(request(i, text(1, 8) + text(i + 2, 1)))
+        assert route.engines[0] == home and route.cached_tokens == (128,)
 
 
 def test_a_stored_answer_needs_no_engine():
@@ -100,7 +109,7 @@ def test_the_least_recently_used_entry_goes_first():
     cache = make(max_entries=2)
     cache.finished(prompt(1), ANSWER)
     cache.finished(prompt(2), ANSWER)
-    assert hits(cache, prompt(1)) == [True]  # now 2 is the older one
+    cache.finished(prompt(1), ANSWER)  # given again, so that now 2 is the older one
     cache.finished(prompt(3), ANSWER)
     assert hits(cache, prompt(1), prompt(2), prompt(3)) == [True, False, True]
 

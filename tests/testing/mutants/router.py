@@ -13,6 +13,8 @@ from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Re
 from engine.testing.context import build_context
 from engine.testing.router import RouterConformance
 from engine_plugins.router.direct import DirectRouter
+from engine_plugins.router.least_load import LeastLoadRouter
+from engine_plugins.router.prefix import Index, PrefixConfig, PrefixRouter
 from engine_plugins.router.response_cache import ResponseCacheConfig, ResponseCacheRouter
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
@@ -22,6 +24,9 @@ FLEETS = "test_fleets_of_any_size_and_load_are_served"
 KINDS = "test_requests_of_any_kind_are_routed"
 OTHERS = "test_an_answer_is_never_given_to_another_request"
 SAMPLING = "test_an_answer_is_never_given_to_a_request_with_other_sampling"
+PURE = "test_what_is_placed_and_does_not_begin_changes_nothing"
+BEGUN = "test_what_has_begun_may_be_told_of_any_engine_at_any_time"
+BOUNDED = "test_what_it_keeps_is_bounded"
 REFUSED = "test_a_request_nobody_can_take_is_refused_as_unavailable"
 
 
@@ -33,6 +38,11 @@ class Suite(OnPlugin, RouterConformance):
 class CacheSuite(OnPlugin, RouterConformance):
     def make(self) -> Any:
         return self.plugin(ResponseCacheConfig(), build_context())
+
+
+class PrefixSuite(OnPlugin, RouterConformance):
+    def make(self) -> Any:
+        return self.plugin(PrefixConfig(), build_context())
 
 
 class Cache(ResponseCacheRouter):
@@ -110,7 +120,7 @@ class EmptyFleet(DirectRouter):
         return ToEngine(least.engine_id) if least.alive else super().place(request, fleet)
 
 
-@mutant(Suite, FLEETS)
+@mutant(Suite, FLEETS, PURE)
 class RoundRobin(DirectRouter):
     """Goes round the engines that it saw first, whichever are left."""
 
@@ -320,3 +330,113 @@ class BlocksNowAndThen(DirectRouter):
         if self._calls % 3 == 0:
             time.sleep(0.3)
         return super().place(request, fleet)
+
+
+@mutant(Suite, FLEETS, BEGUN)
+class DeadOnesLast(LeastLoadRouter):
+    """Has engines that are dead take over from those that are alive."""
+
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        route = super().place(request, fleet)
+        dead = [engine.engine_id for engine in fleet if not engine.alive]
+        return replace(route, engines=(*route.engines, *dead)) if isinstance(route, Attempts) else route
+
+
+@mutant(Suite, PURE)
+class TakesTurnsWhenAsked(LeastLoadRouter):
+    """Goes on to the next engine when it is asked, whether or not anything is sent there."""
+
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        self._turn += 1
+        return super().place(request, fleet)
+
+
+@mutant(PrefixSuite, PURE)
+class RemembersWhatItPlaced(PrefixRouter):
+    """Takes a prompt for cached where it would have been sent."""
+
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        route = super().place(request, fleet)
+        if isinstance(route, Attempts) and len(fleet) > 1:
+            self.begun(request, route.engines[0])
+        return route
+
+
+@mutant(PrefixSuite, PURE)
+class ForgetsWhenAsked(PrefixRouter):
+    """Forgets what an engine has cached when it is asked about a fleet without it."""
+
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        names = {engine.engine_id for engine in fleet}
+        self._indexes = {name: index for name, index in self._indexes.items() if name in names}
+        return super().place(request, fleet)
+
+
+@mutant(Suite, BEGUN, raises=KeyError)
+class BegunOnce(DirectRouter):
+    """Expects a request to begin once, where it was placed."""
+
+    def __init__(self, config: SlotConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self._placed: dict[str, Route] = {}
+
+    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
+        self._placed = {request.request_id: super().place(request, fleet)}
+        return self._placed[request.request_id]
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        self._placed.pop(request.request_id)
+
+
+@mutant(PrefixSuite, BEGUN, raises=AttributeError)
+class BegunAfterPlaced(PrefixRouter):
+    """Expects that something was placed among several engines before a request begins."""
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        assert self._placed.request is not request or self._placed.fleet  # type: ignore[union-attr]
+        super().begun(request, engine_id)
+
+
+@mutant(Suite, BOUNDED)
+class CountsRequests(DirectRouter):
+    """Keeps what has begun until it is answered, which what fails never is."""
+
+    def __init__(self, config: SlotConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self._open: dict[str, str] = {}
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        self._open[request.request_id] = engine_id
+
+    def finished(self, request: ApiRequest, answer: Answer) -> None:
+        self._open.pop(request.request_id, None)
+
+
+@mutant(PrefixSuite, BOUNDED)
+class NeverForgets(PrefixRouter):
+    """Keeps every block of every prompt."""
+
+    def __init__(self, config: PrefixConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self._max_blocks = 1 << 60
+
+
+@mutant(PrefixSuite, BOUNDED)
+class KeepsEnginesThatAreGone(PrefixRouter):
+    """Keeps what engines have cached that are no longer there."""
+
+    def __init__(self, config: PrefixConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self._all: dict[str, Index] = {}
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        super().begun(request, engine_id)
+        self._all |= self._indexes
+
+
+@mutant(Suite, BLOCKS)
+class WritesADatabaseFirst(DirectRouter):
+    """Waits 0.3 s for a disk once a request was sent."""
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        time.sleep(0.3)
