@@ -150,22 +150,6 @@ class RouterConformance:
         assert isinstance(route.message, str) and route.message, route
         assert route.retry_after_s is None or (type(route.retry_after_s) is int and route.retry_after_s > 0), route
 
-    def test_placing_is_pure(self) -> None:
-        """What is decided need not come about: asked again, it decides the same."""
-        fleet = (ALIVE, replace(ALIVE, engine_id="other"))
-        for number in range(3):
-            router, request = self.router(), replace(REQUEST, request_id=f"r{number}")
-            assert router.place(request, fleet) == router.place(request, fleet)
-
-    def test_it_may_be_told_of_any_engine(self) -> None:
-        """Requests move from one engine to another, and engines come and go."""
-        router = self.router()
-        if isinstance(router, RouterTold):
-            for name in (ALIVE.engine_id, "never seen", ALIVE.engine_id):
-                router.begun(REQUEST, name)
-            self.check(router.place(REQUEST, (ALIVE,)), (ALIVE,))
-            router.begun(replace(REQUEST, request_id="not placed"), ALIVE.engine_id)
-
     def test_a_request_nobody_can_take_is_refused_as_unavailable(self) -> None:
         for fleet in ((replace(ALIVE, alive=False),), ()):
             route = self.router().place(REQUEST, fleet)

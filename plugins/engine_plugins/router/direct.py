@@ -12,10 +12,10 @@ restart."""
 NOBODY = Reject(503, "no engine is running; it may be starting or restarting", RETRY_AFTER_S)
 
 
-def alive_in(fleet: tuple[EngineView, ...], reason: str = "the first") -> Attempts | Reject:
-    """The engines that are alive, in order, or 503. ``reason``: why the first of them."""
+def alive_in(fleet: tuple[EngineView, ...]) -> Attempts | Reject:
+    """The engines that are alive, in order, or 503."""
     alive = tuple([engine.engine_id for engine in fleet if engine.alive])
-    return Attempts(alive, reason) if alive else NOBODY
+    return Attempts(alive, "the first") if alive else NOBODY
 
 
 class DirectRouter:

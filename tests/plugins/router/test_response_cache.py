@@ -45,7 +45,7 @@ class TestConformance(RouterConformance):
 
 def test_a_repeated_greedy_request_is_answered_from_memory():
     cache = make()
-    assert cache.place(REQUEST, FLEET) == Attempts(("default",), "the only one")
+    assert cache.place(REQUEST, FLEET) == Attempts(("default",), "the first")
     cache.finished(REQUEST, ANSWER)
     assert cache.place(replace(REQUEST, request_id="again", stream=True), FLEET) == ANSWER
 

@@ -293,32 +293,6 @@ class DropsLogprobs(Cache):
         return Answer(tuple({"tokens": choice["tokens"]} for choice in route.choices))
 
 
-@mutant(Suite, "test_placing_is_pure")
-class TurnsWhenAsked(DirectRouter):
-    """Takes turns between engines as it is asked, whatever is sent there."""
-
-    _asked = 0
-
-    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
-        self._asked += 1
-        at = self._asked % max(len(fleet), 1)
-        return super().place(request, fleet[at:] + fleet[:at])
-
-
-@mutant(Suite, "test_it_may_be_told_of_any_engine", raises=KeyError)
-class KnowsItsEngines(DirectRouter):
-    """Expects to be told only of engines that it was asked about."""
-
-    _sent: dict[str, int]
-
-    def place(self, request: ApiRequest, fleet: Fleet) -> Route:
-        self._sent = {engine.engine_id: 0 for engine in fleet}
-        return super().place(request, fleet)
-
-    def begun(self, request: ApiRequest, engine_id: str) -> None:
-        self.__dict__.setdefault("_sent", {})[engine_id] += 1
-
-
 @mutant(Suite, missed="the quickest of several calls counts, or a busy machine would fail routers that are right")
 class BlocksNowAndThen(DirectRouter):
     """Waits 0.3 s at every third request."""
