@@ -18,8 +18,14 @@ from engine.drafting.metadata import CapturedMetadata
 from engine.startup.rank import drafts_of
 from engine.step.graphs import Bucket
 
+from ..laws.drafted import Models
 from .capturing import Capturing
 from .test_draft_graphs import Old, Toy, toy_engine
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 class Placing(Toy):
@@ -49,8 +55,8 @@ def captured_metadata(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
     return places, draft_rows(step, steps.tables, DraftBucket(step.bucket, 2), places)
 
 
-def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> None:
-    places, rows = captured_metadata(toy_engine(Old()))
+def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same(models: Models) -> None:
+    places, rows = captured_metadata(toy_engine(models, Old()))
     later = replace(rows, positions=rows.positions + 5)
     passes = []
     for _ in range(2):
@@ -65,24 +71,24 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
     assert passes[0] == passes[1] and len(set(passes[0])) == 6
 
 
-def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
-    drafts = drafts_of(toy_engine(Toy()).runner).graphs
+def test_blocks_of_a_pass_have_block_tables_of_their_own(models: Models) -> None:
+    drafts = drafts_of(toy_engine(models, Toy()).runner).graphs
     assert drafts is not None
     first, second = drafts._lend(0, 0, 4), drafts._lend(1, 0, 4)
     assert first.data_ptr() != second.data_ptr() and drafts._lend(0, 0, 2).data_ptr() == first.data_ptr()
 
 
 @pytest.mark.parametrize("index", [(0,), (1, 0)])
-def test_metadata_of_other_rows_than_the_steps_are_refused(index: tuple[int, ...]) -> None:
+def test_metadata_of_other_rows_than_the_steps_are_refused(models: Models, index: tuple[int, ...]) -> None:
     def ask(rows: DraftRows) -> None:
         if len(rows.index) == 2:
             rows.capture.chain_metadata(replace(rows, index=index), 1)
 
     with pytest.raises(AssemblyError, match=rf"forward metadata of rows \[{index[0]}.*: expected .* all 2 of the step"):
-        toy_engine(Placing(ask))
+        toy_engine(models, Placing(ask))
 
 
-def test_what_a_graph_reads_lives_as_long_as_the_graphs() -> None:
+def test_what_a_graph_reads_lives_as_long_as_the_graphs(models: Models) -> None:
     """A CUDA graph knows addresses only."""
     lengths: list[weakref.ref[Tensor]] = []
 
@@ -93,7 +99,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_graphs() -> None:
         step()
         return lambda: None
 
-    engine = toy_engine(Old())
+    engine = toy_engine(models, Old())
     assert engine.runner.graphs is not None
     drafts = DraftGraphs(Placing(ask), engine.runner.graphs, forgetting)
     drafts.capture()
