@@ -37,13 +37,6 @@ def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def _code_compiled_once() -> None:
-    """Let workers, and the processes that tests start, read what others compiled of this repository, also where
-    ``PYTHONDONTWRITEBYTECODE`` is set: there are hundreds, and each would compile it all again."""
-    sys.dont_write_bytecode = False
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
 def _cores_of_their_own() -> None:
     """Give this worker its share of the cores. An engine takes a thread for each core it may use: where another
     worker's threads run on the same cores, they wait for each other longer than they compute."""
@@ -69,7 +62,6 @@ def _metadata_read_once() -> None:
 
 
 _metadata_read_once()
-_code_compiled_once()
 _cores_of_their_own()
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent's
     CACHE = _cache_of_their_own()

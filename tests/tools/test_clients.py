@@ -80,7 +80,16 @@ def test_the_official_client_for_javascript_gets_what_it_asks_for(tmp_path: Path
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("there is no npm")
-    install = [npm, "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", NPM_CLIENT]
+    install = [
+        npm,
+        "install",
+        "--silent",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--fetch-retries=0",
+        NPM_CLIENT,
+    ]
     installed = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     if installed.returncode:
         pytest.skip(f"npm cannot install: {installed.stderr.strip()[:200]}")

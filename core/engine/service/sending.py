@@ -29,10 +29,10 @@ class Sending:
         engines: Sequence[EngineHandle],
         sent: Callable[[EngineHandle], None],
         *,
-        cached_tokens: int = 0,
-        reason: str | None = None,
-        again: Callable[[], Sequence[EngineHandle]] = tuple,
-        fleet: Mapping[str, EngineHandle] | None = None,
+        cached_tokens: int,
+        reason: str | None,
+        again: Callable[[], Sequence[EngineHandle]],
+        fleet: Mapping[str, EngineHandle],
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
@@ -43,7 +43,7 @@ class Sending:
         self._reason = reason
         self._left = list(engines)
         self._again = again
-        self._fleet = fleet or {}
+        self._fleet = fleet
         self._cached_tokens = cached_tokens
         self._sent = sent
         self._has_begun = False

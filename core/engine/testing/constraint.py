@@ -161,7 +161,7 @@ WRONG: dict[GrammarKind, str] = {
     "lark": "start: no_such_rule",
     "gbnf": "root ::= (",
 }
-MOST_TOKENS, WALKS, TRIED = 200, 12, 40
+MOST_TOKENS, WALKS, TRIED = 200, 20, 40
 
 
 @cache

@@ -27,7 +27,7 @@ from engine_plugins.exporter.prometheus import PrometheusExporter
 from engine_plugins.router.direct import DirectRouter
 
 from ...service.fakes import DirectRouter as Told
-from ...service.fakes import ScriptedClient, in_loop, make_plan, make_tokenizer, says
+from ...service.fakes import MemoryExporter, ScriptedClient, in_loop, make_plan, make_tokenizer, says
 from ..fakes import Running, chat, events_of
 
 CHAT = "/v1/chat/completions"
@@ -197,7 +197,7 @@ async def test_three_crashes_end_an_engine_and_the_last_one_ends_the_server() ->
         await asyncio.sleep(0.01)
     for engine in server.state.engines.values():
         engine.supervisor._poll_s = engine.supervisor._backoff_s = 0.001
-    asked = Running(server, clients["a"], Told(), None)  # type: ignore[arg-type]
+    asked = Running(server, clients["a"], Told(), MemoryExporter())
     for name, others in (("a", "I am b"), ("b", "")):
         client = clients[name]
         client.fail_starts = 2
