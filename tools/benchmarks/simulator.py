@@ -38,7 +38,7 @@ from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_c
 from engine_lab.shared.simulation.outcome import Outcome
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.run import simulate
-from engine_lab.shared.simulation.spec import EngineSpec, Overheads
+from engine_lab.shared.simulation.spec import EngineSpec, Overheads, slower
 from engine_lab.shared.simulation.trace import TraceRequest
 
 BLOCK, KV_TOKENS, TOKEN_IDS = 16, 16384, range(300, 4000)
@@ -218,17 +218,6 @@ def pace_of(events: Sequence[Mapping[str, Any]], cost: StepCost) -> float:
     return float(sum(step["device_ms"] for step in steps) / sum(cost.ms(work_of(step)) for step in steps))
 
 
-def at_pace(cost: StepCost, pace: float) -> StepCost:
-    return replace(
-        cost,
-        base_ms=cost.base_ms * pace,
-        per_token_ms=cost.per_token_ms * pace,
-        per_row_ms=cost.per_row_ms * pace,
-        per_decode_context_ms=cost.per_decode_context_ms * pace,
-        per_prefill_context_ms=cost.per_prefill_context_ms * pace,
-    )
-
-
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +302,7 @@ def measure(server: Server, spec: EngineSpec, flags: argparse.Namespace) -> list
         begun = time.perf_counter()
         outcome = simulate(trace, [spec])
         speed = outcome.duration_s / (time.perf_counter() - begun)
-        paced = [replace(spec, step_cost=at_pace(spec.step_cost, pace)) for pace in paces]
+        paced = [replace(spec, step_cost=slower(spec.step_cost, pace)) for pace in paces]
         at_paces = [of_simulation(simulate(trace, [each])) for each in paced]
         said = {"simulated": of_simulation(outcome), "simulated_at_pace": at_paces}
         rows.append({**row, "paces": paces, "speed": speed, "real": real, **said})

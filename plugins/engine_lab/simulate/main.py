@@ -17,7 +17,7 @@ from engine_lab.shared.output import check_writable, write_json
 from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_calibration
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.run import simulate
-from engine_lab.shared.simulation.spec import Drafts, EngineSpec
+from engine_lab.shared.simulation.spec import Drafts, EngineSpec, slower
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.simulation.traces.reading import read_trace
 from engine_lab.simulate.compare import Verdict, compare
@@ -56,7 +56,8 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
     calibrations = calibrations_of(options, combined)
     trace = load(options)
     specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
-    outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
+    deaths = dict(options.deaths)
+    outcomes = [simulate(trace, fleet_of(spec, options), deaths=deaths, seed=options.seed) for spec in specs]
     sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
     for words, outcome in zip(options.compare, outcomes[1:], strict=True):
         verdicts = compare(outcomes[0], outcome, options.batches)
@@ -68,6 +69,10 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
         "trace": str(options.trace),
         "overrides": list(options.overrides),
         "seed": options.seed,
+        "faults": {
+            "dies": [{"engine": engine, "at_s": at_s} for engine, at_s in options.deaths],
+            "slow": [{"engine": engine, "factor": factor} for engine, factor in options.slow],
+        },
         "kv_blocks": [spec.num_blocks for spec in specs],
         "calibration": {
             "file": None if options.calibration is None else str(options.calibration),
@@ -109,6 +114,15 @@ def spec_of(overrides: Sequence[str], calibration: Calibration, options: Simulat
     if resolved.drafting is not None:
         drafts = Drafts(resolved.drafting, options.acceptance, calibration.ms_per_draft)
     return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts)
+
+
+def fleet_of(spec: EngineSpec, options: SimulateOptions) -> list[EngineSpec]:
+    """The engines of a plugin set."""
+    factors = dict(options.slow)
+    return [
+        replace(spec, step_cost=slower(spec.step_cost, factors[index])) if index in factors else spec
+        for index in range(options.engines)
+    ]
 
 
 def load(options: SimulateOptions) -> list[TraceRequest]:

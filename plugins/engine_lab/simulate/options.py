@@ -26,6 +26,10 @@ class SimulateOptions:
     rate_scale: float
     limit: int | None
     engines: int
+    deaths: tuple[tuple[int, float], ...]
+    """Engines by index, and when they die (s)."""
+    slow: tuple[tuple[int, float], ...]
+    """Engines by index, and how many times as long their steps take."""
     acceptance: float
     seed: int
     batches: int
@@ -41,6 +45,11 @@ def options_of(flags: argparse.Namespace, words: list[str]) -> SimulateOptions:
         raise ValueError(f"expected one trace, as in engine simulate TRACE [overrides]; there are {given}")
     if flags.rate is not None and flags.rate_scale is not None:
         raise ValueError("--rate (arrivals of its own) and --rate-scale (those of the trace) exclude each other")
+    faults = {"--dies": tuple(flags.dies), "--slow": tuple(flags.slow)}
+    for flag, of_engines in faults.items():
+        for engine, _ in of_engines:
+            if engine >= flags.engines:
+                raise ValueError(f"{flag} {engine}: expected an engine from 0 to {flags.engines - 1} (--engines)")
     return SimulateOptions(
         trace=Path(files[0]),
         format=flags.format,
@@ -52,12 +61,26 @@ def options_of(flags: argparse.Namespace, words: list[str]) -> SimulateOptions:
         rate_scale=flags.rate_scale or 1.0,
         limit=flags.limit,
         engines=flags.engines,
+        deaths=faults["--dies"],
+        slow=faults["--slow"],
         acceptance=flags.acceptance,
         seed=flags.seed,
         batches=flags.batches,
         slo=flags.slo,
         json_file=flags.json,
     )
+
+
+def of_engine(text: str) -> tuple[int, float]:
+    """``2@30``: an engine, from 0 on, and a number above 0. Raises ``ValueError``."""
+    engine, _, given = text.partition("@")
+    try:
+        value = float(given)
+    except ValueError:
+        value = 0.0
+    if not engine.isdecimal() or not 0.0 < value < float("inf"):
+        raise ValueError(f"{text}: expected an engine and a number above 0, as in 2@30")
+    return int(engine), value
 
 
 def share(text: str) -> float:
@@ -82,7 +105,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=number(1e-6), metavar="R", help="R requests per second, at random moments")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--calibration", metavar="FILE", help="what steps cost; default: the one saved for this plan")
-    engine.add_argument("--engines", type=whole(1), default=1, metavar="N", help="served round robin (%(default)s)")
+    engine.add_argument("--engines", type=whole(1), default=1, metavar="N", help="behind the router (%(default)s)")
+    engine.add_argument(
+        "--dies",
+        action="append",
+        default=[],
+        type=parsed(of_engine),
+        metavar="ENGINE@S",
+        help="an engine, from 0 on, that dies after S seconds; repeatable",
+    )
+    engine.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        type=parsed(of_engine),
+        metavar="ENGINE@X",
+        help="an engine whose steps take X times as long; repeatable",
+    )
     engine.add_argument(
         "--acceptance",
         type=parsed(share),

@@ -70,6 +70,42 @@ def test_more_engines_and_a_lower_rate_shorten_the_queue(
     assert ttft("--engines", "3") < alone and ttft("--rate-scale", "0.2") < alone and ttft("--rate", "1") < alone
 
 
+def test_routers_are_compared_as_any_plugins(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--engines", "3", "router=direct", "--compare", "router=prefix", "--batches", "10", "--rate-scale", "3")
+    result = json.loads(simulated(capsys, trace, "--calibration", calibration, *words))
+    assert [sum(engine["steps"] > 0 for engine in each["engines"]) for each in result["sets"]] == [1, 3]
+    assert result["sets"][1]["against_first"][0]["verdict"] == "better"
+
+
+def test_an_engine_dies_and_one_is_slow(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--calibration", calibration, "--engines", "3", "--rate-scale", "6", "router=round_robin")
+    healthy, faulty = (
+        json.loads(simulated(capsys, *words, *more)) for more in ((), ("--dies", "0@1", "--slow", "1@3"))
+    )
+    assert faulty["faults"] == {"dies": [{"engine": 0, "at_s": 1.0}], "slow": [{"engine": 1, "factor": 3.0}]}
+    (before,), (after,) = healthy["sets"], faulty["sets"]
+    assert after["engines"][0]["steps"] < before["engines"][0]["steps"]
+    assert after["engines"][1]["busy"] > before["engines"][1]["busy"]
+    assert 0 < after["refused"] < 20 and before["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dies", "3@1"), "--dies 3: expected an engine from 0 to 0 (--engines)"),
+        (("--slow", "0"), "0: expected an engine and a number above 0, as in 2@30"),
+    ],
+)
+def test_a_fault_names_an_engine(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    try:
+        assert main(["simulate", trace, "--calibration", calibration, *words]) == 2
+    except SystemExit as ended:  # what argparse refuses
+        assert ended.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_table_has_the_parts_of_ttft(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", trace, "--calibration", calibration]) == 0
     shown = capsys.readouterr().out

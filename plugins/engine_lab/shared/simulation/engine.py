@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,6 +54,7 @@ class SimulatedEngine:
         self.itl_us: Counter[int] = Counter()
         self.steps = SimulatedSteps()
         self._inbox: list[tuple[float, EngineRequest]] = []
+        self._brought: deque[tuple[float, tuple[str, ...], int]] = deque()
         self._leaps = leap
         self._foreseen: list[Timed] = []
         self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
@@ -70,9 +71,8 @@ class SimulatedEngine:
         if self.next_s is None:
             self.clock.now = self.next_s = max(at_s, self.clock.now)
         elif self._foreseen:
-            if at_s > self.clock.now:
-                self._leap(1 + bisect_left(self._foreseen, at_s, key=lambda timed: timed.done_s))
-            self._foreseen, self.next_s = [], self.clock.now
+            self._leap_to(at_s)
+            self.next_s = self.clock.now
 
     def run(self) -> Sequence[TokensOut]:
         """What happens at :attr:`next_s`. Returns what left the engine; its clock says when."""
@@ -92,6 +92,28 @@ class SimulatedEngine:
             self.next_s = self.clock.now if self._core.has_work else None
         return done.outputs
 
+    def brought(self, before_s: float) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Which requests got tokens before a moment that has passed, and how many each; every token once."""
+        steps = bisect_left(self._foreseen, before_s, key=lambda timed: timed.done_s)
+        if steps:
+            left = self._foreseen[steps:]
+            self._leap(steps)
+            self._foreseen = left
+        while self._brought and self._brought[0][0] < before_s:
+            _, requests, count = self._brought.popleft()
+            yield requests, count
+
+    def die(self, at_s: float) -> None:
+        """It does nothing after a step that is running."""
+        self._leap_to(at_s)
+        self.next_s = None
+
+    def _leap_to(self, at_s: float) -> None:
+        """The end of the step that runs at a moment."""
+        if self._foreseen and at_s > self.clock.now:
+            self._leap(1 + bisect_left(self._foreseen, at_s, key=lambda timed: timed.done_s))
+        self._foreseen = []
+
     @property
     def _longest(self) -> int:
         """Steps of the longest leap: those in flight after it end later."""
@@ -110,6 +132,8 @@ class SimulatedEngine:
             self.itl_us[_us(ended_s[0] - progress.last_s)] += 1
             progress.last_s = ended_s[-1]
             progress.num_tokens += num_steps
+        requests = tuple([sequence.request_id for sequence in rows])
+        self._brought.extend([(at_s, requests, 1) for at_s in ended_s])
         for before, after in pairwise(ended_s):
             self.itl_us[_us(after - before)] += len(rows)
         for timed in self._foreseen[:num_steps]:
@@ -122,6 +146,7 @@ class SimulatedEngine:
         progress, count = self.progress[output.request_id], len(output.tokens)
         if not count:
             return
+        self._brought.append((output.at_s, (output.request_id,), count))
         if progress.num_tokens:
             self.itl_us[_us((output.at_s - progress.last_s) / count)] += count
         else:

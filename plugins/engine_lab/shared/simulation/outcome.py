@@ -13,7 +13,7 @@ class SimulatedRequest:
     arrival_s: float
     """When it was sent, since the start of the trace."""
     engine: int
-    """Index of the engine that served it."""
+    """Index of the engine that served or refused it; -1: none did."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
@@ -36,7 +36,7 @@ class SimulatedRequest:
     drafted: int = 0
     accepted: int = 0
     error: str = ""
-    """Why the engine refused it; all times are 0 then."""
+    """Why the engine or the router refused it, or that its engine died; all times are 0 then."""
     service_class: str = ""
 
 

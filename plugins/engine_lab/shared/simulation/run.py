@@ -1,62 +1,84 @@
-"""Requests through one or several simulated engines."""
+"""Requests through one or several simulated engines, sent where a router says."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
+from engine.assembly.bind import build_context, build_slots
+from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.contracts.router import (
+    Answer,
+    ApiRequest,
+    Attempts,
+    EngineView,
+    Reject,
+    Route,
+    Router,
+    RouterTold,
+    ToEngine,
+    ToUrl,
+)
+from engine.service.load import Load, Share
 from engine_lab.shared.simulation.engine import Progress, SimulatedEngine
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
 from engine_lab.shared.simulation.spec import EngineSpec
 from engine_lab.shared.simulation.texts import Texts
 from engine_lab.shared.simulation.trace import TraceRequest
 
-Route = Callable[[TraceRequest, Sequence[int]], int]
-"""Chooses the engine of a request, by index; it is given how many requests each engine has at the moment."""
-
-ENDS, ARRIVES, POSTED, WAKES = range(4)
+ENDS, DIES, ARRIVES, POSTED, WAKES = range(5)
 """Kinds of events, in the order in which those of one moment happen."""
+NOWHERE = -1
 
 
 def simulate(
     requests: Iterable[TraceRequest],
     engines: Sequence[EngineSpec],
     *,
-    route: Route | None = None,
+    router: Router | None = None,
+    deaths: Mapping[int, float] | None = None,
     seed: int = 0,
     leap: bool = True,
 ) -> Outcome:
     """Serve ``requests`` and return what became of each.
 
-    ``route``: round robin by default. ``leap``: compute runs of equal decode steps at once; what comes out is the same.
-    ``seed``: of accepted drafts. Raises ``ValueError`` if a request waits for one that is not in the trace, or for
-    itself.
+    ``router``: of the first engine's plan by default. ``deaths``: engines that die, by index, and when (s); they are
+    not started again. ``leap``: compute runs of equal decode steps at once; what comes out is the same. ``seed``: of
+    accepted drafts. Raises ``ValueError`` if a request waits for one that is not in the trace, or for itself, and if
+    the router sends a request to another server, or answers it.
     """
-    return Simulation(requests, engines, route or round_robin(), seed, leap).run()
+    return Simulation(requests, engines, router or router_of(engines[0].plan), deaths or {}, seed, leap).run()
 
 
-def round_robin() -> Route:
-    """The engines in turn."""
-    turns = count()
-    return lambda request, loads: next(turns) % len(loads)
+def router_of(plan: EnginePlan) -> Router:
+    """The plan's router, built. Raises :class:`~engine.assembly.errors.AssemblyError`."""
+    return cast(Router, build_slots(plan, ("router",), build_context(plan))["router"][0])
 
 
 class Simulation:
     """The events of all engines and their clients, in order of time."""
 
     def __init__(
-        self, requests: Iterable[TraceRequest], specs: Sequence[EngineSpec], route: Route, seed: int, leap: bool
+        self,
+        requests: Iterable[TraceRequest],
+        specs: Sequence[EngineSpec],
+        router: Router,
+        deaths: Mapping[int, float],
+        seed: int,
+        leap: bool,
     ) -> None:
         self._trace = tuple(requests)
         self._specs = specs
         self._engines = [SimulatedEngine(spec, seed, leap) for spec in specs]
-        self._route = route
+        self._router = router
         self._texts = Texts()
-        self._loads = [0] * len(specs)
+        self._loads = [Load() for _ in specs]
+        self._alive = [True] * len(specs)
         self._events: list[tuple[float, int, int, int]] = []
         """When, what kind, a number that keeps equal ones in order, and of which request or engine."""
         self._order = count()
@@ -65,9 +87,11 @@ class Simulation:
         """By request: how many of those that it waits for have not ended."""
         self._open: dict[int, _Open] = {}
         self._done: dict[int, SimulatedRequest] = {}
+        for index, at_s in deaths.items():
+            self._at(at_s, DIES, index)
 
     def run(self) -> Outcome:
-        handlers = {ENDS: self._end, ARRIVES: self._receive, POSTED: self._post, WAKES: self._wake}
+        handlers = {ENDS: self._end, DIES: self._die, ARRIVES: self._receive, POSTED: self._post, WAKES: self._wake}
         sent = [which for which, request in enumerate(self._trace) if not request.after]
         independent = iter(sorted(sent, key=lambda which: self._trace[which].arrival_s))
         self._next_arrival(independent)
@@ -93,23 +117,69 @@ class Simulation:
         heapq.heappush(self._events, (when_s, kind, next(self._order), which))
 
     def _receive(self, now: float, which: int) -> None:
-        request = self._trace[which]
-        engine = self._route(request, self._loads)
-        self._loads[engine] += 1
-        overheads = self._specs[engine].overheads
+        """All engines are behind one API process: that of the first one."""
+        request, overheads = self._trace[which], self._specs[0].overheads
         posted_s = now + overheads.receive_ms / 1e3 + overheads.tokenize_us * request.prompt_tokens / 1e6
-        self._open[which] = _Open(now, posted_s, engine)
+        self._open[which] = _Open(now, posted_s)
         self._at(posted_s, POSTED, which)
 
     def _post(self, now: float, which: int) -> None:
-        request, index = self._trace[which], self._open[which].engine
-        prompt, output = self._texts.of(request)
+        opened, request = self._open[which], self._trace[which]
+        prompt, opened.output = self._texts.of(request)
         sampling = SamplingParams(max_tokens=request.output_tokens, seed=which, ignore_eos=True)
-        engine = self._engines[index]
-        before = engine.next_s
-        engine.post(now, EngineRequest(str(which), prompt, sampling), output)
-        if engine.next_s is not None and engine.next_s != before:
-            self._at(engine.next_s, WAKES, index)
+        model = self._specs[0].plan.model.name
+        opened.asked = ApiRequest(
+            str(which), "completion", model, (prompt,), 1, sampling, "", (), stream=True, echo=False
+        )
+        route = self._router.place(opened.asked, self._fleet(now))
+        if isinstance(route, Reject):
+            self._fail(now, which, route.message)
+            return
+        opened.left, opened.cached_tokens = _engines_of(route)
+        self._send(now, which, "no engine takes requests")
+
+    def _send(self, now: float, which: int, failure: str) -> None:
+        """To the next engine that is alive; without one the request ends with ``failure``."""
+        opened = self._open[which]
+        assert opened.asked is not None
+        (prompt,) = opened.asked.prompts
+        while opened.left:
+            index = int(opened.left.pop(0))
+            if not self._alive[index]:
+                continue
+            opened.engine, opened.share = index, Share(self._loads[index], len(prompt), opened.cached_tokens)
+            opened.cached_tokens = 0
+            engine = self._engines[index]
+            before = engine.next_s
+            engine.post(now, EngineRequest(str(which), prompt, opened.asked.sampling), opened.output)
+            if engine.next_s is not None and engine.next_s != before:
+                self._at(engine.next_s, WAKES, index)
+            if isinstance(self._router, RouterTold):
+                self._router.begun(opened.asked, str(index))
+            return
+        self._fail(now, which, failure)
+
+    def _fleet(self, now: float) -> tuple[EngineView, ...]:
+        """What a router sees: the counts of the API process, which has what has reached it. What engines say of
+        themselves is as new; how much of their KV is in use they do not say."""
+        for index in range(len(self._engines)):
+            self._deliver(now, index)
+        waiting = Counter(opened.engine for opened in self._open.values() if not opened.has_begun)
+        return tuple([
+            EngineView(
+                str(index), spec.plan.model.name, alive, load.sequences - waiting[index], waiting[index], 0.0,
+                load.sequences, load.queued_tokens, load.running_tokens, spec.plan.block_size,
+            )
+            for index, (spec, load, alive) in enumerate(zip(self._specs, self._loads, self._alive, strict=True))
+        ])  # fmt: skip
+
+    def _deliver(self, now: float, index: int) -> None:
+        """Count the tokens that have reached the API process."""
+        for requests, number in self._engines[index].brought(now - self._specs[index].overheads.deliver_ms / 1e3):
+            for name in requests:
+                if (opened := self._open.get(int(name))) is not None and opened.share is not None:
+                    opened.has_begun = True
+                    opened.share.took(number)
 
     def _wake(self, now: float, which: int) -> None:
         engine = self._engines[which]
@@ -122,27 +192,85 @@ class Simulation:
             self._at(engine.next_s, WAKES, which)
 
     def _finish(self, engine: int, which: int, output: TokensOut) -> None:
-        opened, request = self._open.pop(which), self._trace[which]
+        opened = self._open[which]
         progress = self._engines[engine].forget(output.request_id)
         deliver_s = self._specs[engine].overheads.deliver_ms / 1e3
-        done = self._done[which] = _summary(request, opened, progress, output, deliver_s)
-        self._at(done.arrival_s + done.e2e_ms / 1e3 if not done.error else self._engines[engine].clock.now, ENDS, which)
+        done = _summary(self._trace[which], opened, progress, output, deliver_s)
+        self._ends(
+            done.arrival_s + done.e2e_ms / 1e3 if not done.error else self._engines[engine].clock.now, which, done
+        )
+
+    def _fail(self, now: float, which: int, error: str) -> None:
+        opened, request = self._open[which], self._trace[which]
+        opened.engine, opened.share = NOWHERE, None
+        self._ends(now, which, _refused(request, opened, error))
+
+    def _ends(self, when_s: float, which: int, done: SimulatedRequest) -> None:
+        opened = self._open[which]
+        opened.done, opened.ends_s = done, when_s
+        self._at(when_s, ENDS, which)
 
     def _end(self, now: float, which: int) -> None:
-        self._loads[self._done[which].engine] -= 1
+        opened = self._open.get(which)
+        if opened is None or opened.done is None or opened.ends_s != now:
+            return  # its engine has died before
+        done = self._done[which] = opened.done
+        del self._open[which]
+        if opened.share is not None:
+            opened.share.end()
+        if not done.error and opened.asked is not None:
+            answer = {"tokens": tuple(opened.output), "logprobs": (), "finish_reason": "length"}
+            self._router.finished(opened.asked, Answer((answer,)))
         for follower in self._followers.pop(self._trace[which].request_id, ()):
             self._missing[follower] -= 1
             if not self._missing[follower]:
                 self._at(now + self._trace[follower].arrival_s, ARRIVES, follower)
 
+    def _die(self, now: float, index: int) -> None:
+        """What an engine has begun ends with it; the rest goes to the next one."""
+        self._deliver(now, index)
+        self._alive[index] = False
+        self._engines[index].die(now)
+        for which, opened in tuple(self._open.items()):
+            if opened.engine != index or opened.share is None:
+                continue
+            opened.share.end()
+            opened.done, opened.share = None, None
+            if opened.has_begun:
+                self._fail(now, which, "the engine died")
+            else:
+                self._send(now, which, "the engine died")
 
-@dataclass(frozen=True, slots=True)
+
+def _engines_of(route: Route) -> tuple[list[str], int]:
+    """In the order in which they are tried, and the tokens that the first one is expected to have cached."""
+    match route:
+        case ToEngine(name):
+            return [name], 0
+        case Attempts(engines, _, cached):
+            return list(engines), sum(cached)
+        case Answer() | ToUrl() | Reject():
+            raise ValueError(f"the router returned {type(route).__name__}: only engines are simulated")
+
+
+@dataclass(slots=True)
 class _Open:
     """A request that has not ended."""
 
     arrival_s: float
     posted_s: float
-    engine: int
+    engine: int = NOWHERE
+    """Which has it."""
+    asked: ApiRequest | None = None
+    output: Sequence[int] = ()
+    left: list[str] = field(default_factory=list)
+    """Engines that may take over."""
+    cached_tokens: int = 0
+    share: Share | None = None
+    has_begun: bool = False
+    done: SimulatedRequest | None = None
+    """What it will have come to at :attr:`ends_s`."""
+    ends_s: float = 0.0
 
 
 def _summary(
@@ -150,14 +278,7 @@ def _summary(
 ) -> SimulatedRequest:
     timings = output.timings
     if output.finish_reason == "error" or timings is None:
-        return SimulatedRequest(
-            opened.arrival_s,
-            opened.engine,
-            request.prompt_tokens,
-            0,
-            error=output.error,
-            service_class=request.service_class,
-        )
+        return _refused(request, opened, output.error)
     first_s, last_s, tokens = progress.first_s + deliver_s, progress.last_s + deliver_s, progress.num_tokens
     return SimulatedRequest(
         arrival_s=opened.arrival_s,
@@ -177,6 +298,17 @@ def _summary(
         preemptions=timings.preemptions,
         drafted=timings.drafted_tokens,
         accepted=timings.accepted_tokens,
+        service_class=request.service_class,
+    )
+
+
+def _refused(request: TraceRequest, opened: _Open, error: str) -> SimulatedRequest:
+    return SimulatedRequest(
+        opened.arrival_s,
+        opened.engine,
+        request.prompt_tokens,
+        0,
+        error=error,
         service_class=request.service_class,
     )
 

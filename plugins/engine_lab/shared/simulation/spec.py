@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.assembly.plan import EnginePlan
@@ -45,3 +45,15 @@ class EngineSpec:
     overheads: Overheads = Overheads()
     drafts: Drafts | None = None
     """``None``: the plan's drafter proposes nothing."""
+
+
+def slower(cost: StepCost, factor: float) -> StepCost:
+    """Of a device that takes ``factor`` times as long over every step."""
+    return replace(
+        cost,
+        base_ms=cost.base_ms * factor,
+        per_token_ms=cost.per_token_ms * factor,
+        per_row_ms=cost.per_row_ms * factor,
+        per_decode_context_ms=cost.per_decode_context_ms * factor,
+        per_prefill_context_ms=cost.per_prefill_context_ms * factor,
+    )

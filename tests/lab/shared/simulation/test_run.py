@@ -12,11 +12,16 @@ import pytest
 from tests.laws.harness import _plan
 from tests.selection import few
 
+from engine.contracts.config import SlotConfig
+from engine.contracts.router import Answer, ApiRequest, EngineView, Route, ToUrl
 from engine.contracts.step_cost import StepCost
-from engine_lab.shared.simulation.outcome import SimulatedRequest
-from engine_lab.shared.simulation.run import simulate
+from engine.service.load import Load
+from engine.testing.context import build_context
+from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
+from engine_lab.shared.simulation.run import Simulation, router_of, simulate
 from engine_lab.shared.simulation.spec import Drafts, EngineSpec, Overheads
 from engine_lab.shared.simulation.trace import TraceRequest
+from engine_plugins.router.direct import DirectRouter
 
 STEP_MS = 10.0
 COST = StepCost(STEP_MS, 0.0, 100)
@@ -151,17 +156,86 @@ def test_an_answer_is_found_in_the_cache_by_the_next_prompt() -> None:
     assert second.arrival_s == pytest.approx(first.e2e_ms / 1e3 + 1.0)
 
 
-def test_engines_take_turns_unless_somebody_routes() -> None:
-    engines = [spec(), spec()]
-    assert [r.engine for r in simulate(one_by_one(4), engines).requests] == [0, 1, 0, 1]
-    seen: list[tuple[int, ...]] = []
+def engines_of(outcome: Outcome) -> list[int]:
+    return [request.engine for request in outcome.requests]
 
-    def least(request: TraceRequest, loads: object) -> int:
-        seen.append(tuple(loads))  # type: ignore[arg-type]
-        return loads.index(min(loads))  # type: ignore[attr-defined, no-any-return]
 
-    assert [r.engine for r in simulate(one_by_one(4), engines, route=least).requests] == [0, 0, 0, 0]
-    assert seen == [(0, 0)] * 4  # each had ended before the next one came
+def test_requests_go_where_the_router_of_the_plan_sends_them() -> None:
+    assert engines_of(simulate(one_by_one(4), [spec("router=round_robin")] * 2)) == [0, 1, 0, 1]
+    assert engines_of(simulate(one_by_one(4), [spec("router=direct")] * 2)) == [0, 0, 0, 0]
+    shared = [TraceRequest(float(i), 60, 3, (7, 8, 100 + i), 16) for i in range(4)]
+    at_home = simulate(shared, [spec("router=prefix")] * 2)
+    assert len(set(engines_of(at_home))) == 1 and [r.cached_tokens for r in at_home.requests] == [0, 32, 32, 32]
+
+
+class Watching(DirectRouter):
+    """Keeps what it sees, and is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[EngineView, ...]] = []
+        self.told: list[tuple[str, str]] = []
+        self.answered: list[str] = []
+
+    def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        self.seen.append(fleet)
+        return super().place(request, fleet)
+
+    def begun(self, request: ApiRequest, engine_id: str) -> None:
+        self.told.append((request.request_id, engine_id))
+
+    def finished(self, request: ApiRequest, answer: Answer) -> None:
+        self.answered.append(request.request_id)
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_a_router_sees_the_counts_of_the_api_process(leap: bool) -> None:
+    """Steps of 10 ms: the first request, of 20 tokens, has 3 of its tokens after 35 ms, and the second one none."""
+    router, engine = Watching(), spec("overlap=false", "scheduler.max_requests=1")
+    trace = [TraceRequest(0.0, 20, 30), TraceRequest(0.012, 40, 5), TraceRequest(0.035, 9, 5), TraceRequest(9.0, 9, 5)]
+    simulate(trace, [engine, engine], router=router, leap=leap)
+    seen = [
+        (view.sequences, view.queued_tokens, view.running_tokens, view.running, view.waiting) for view, _ in router.seen
+    ]
+    assert seen == [(0, 0, 0, 0, 0), (1, 0, 21, 1, 0), (2, 40, 23, 1, 1), (0, 0, 0, 0, 0)]
+    assert all(other.sequences == 0 for _, other in router.seen)
+    assert router.told == [(name, "0") for name in "0123"] and router.answered == list("0123")
+
+
+def test_a_router_that_answers_by_itself_is_not_simulated() -> None:
+    class Answers(DirectRouter):
+        def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+            return ToUrl("http://127.0.0.1:1")
+
+    with pytest.raises(ValueError, match="the router returned ToUrl: only engines are simulated"):
+        simulate(one_by_one(1), [spec()], router=Answers(SlotConfig(), build_context()))
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_what_a_dying_engine_has_not_begun_is_served_by_another_one(leap: bool) -> None:
+    engine = spec("router=round_robin", "overlap=false", "scheduler.max_requests=1", blocks=50)
+    trace = [TraceRequest(0.001 * i, 20, 30) for i in range(6)]
+    outcome = simulate(trace, [engine] * 2, deaths={0: 0.1}, leap=leap)
+    begun, *others = outcome.requests
+    assert begun.error == "the engine died" and begun.output_tokens == 0
+    assert [(r.engine, r.output_tokens, r.error) for r in others] == [(1, 30, "")] * 5
+    assert outcome == simulate(trace, [engine] * 2, deaths={0: 0.1}, leap=not leap)
+
+
+def test_without_an_engine_requests_are_refused() -> None:
+    engine = spec("router=round_robin")
+    outcome = simulate(one_by_one(3), [engine], deaths={0: 0.5})
+    assert [bool(r.error) for r in outcome.requests] == [False, True, True]
+    assert outcome.requests[2].engine == -1 and "no engine is running" in outcome.requests[2].error
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("router", ["round_robin", "least_load", "prefix"])
+def test_counts_are_zero_at_the_end_and_leaps_change_no_decision(router: str, seed: int) -> None:
+    engine, deaths = spec(f"router={router}", blocks=60, overheads=OVERHEADS), {1: 2.0}
+    sims = [Simulation(mixed(seed), [engine] * 3, router_of(engine.plan), deaths, 0, leap) for leap in (True, False)]
+    with_leaps, without = [each.run() for each in sims]
+    assert with_leaps == without
+    assert all(load == Load() for each in sims for load in each._loads)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_the_others_are_served() -> None:
