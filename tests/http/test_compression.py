@@ -21,7 +21,7 @@ from engine.contracts.config import ServerSettings
 from engine.contracts.router import Reject, ToUrl
 from engine.http import compression
 from engine.http.compression import CODINGS, INLINE_BYTES, StreamCoder, accepted, compressed, negotiated
-from engine.http.state import STATE
+from engine.http.state import LISTENER
 from tests.needs import needs
 
 from ..service.fakes import MODEL, in_loop, says
@@ -179,7 +179,7 @@ def request_of(method: str = "GET", sent: str = "gzip") -> web.Request:
     state = SimpleNamespace(settings=ServerSettings())
     return cast(
         web.Request,
-        SimpleNamespace(method=method, headers=CIMultiDict({"Accept-Encoding": sent}), app={STATE: state}),
+        SimpleNamespace(method=method, headers=CIMultiDict({"Accept-Encoding": sent}), app={LISTENER: state}),
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
 from engine.contracts.router import Answer, Attempts, Reject, ToEngine, ToUrl
 from engine.service.bus import EventBus
-from engine.service.dispatch import Dispatcher, route_problem
+from engine.service.dispatch import Dispatcher
+from engine.service.placing import Placing, route_problem
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, Rejected
 from engine.service.job import Job, Prompts
@@ -32,7 +33,7 @@ class Fleet:
         }
         self.bus = EventBus([exporter := MemoryExporter()])
         self.events = exporter.events
-        self.dispatcher = Dispatcher(self.router, self.engines, self.bus)
+        self.dispatcher = Dispatcher(Placing(self.router), self.engines, self.bus)
 
     async def start(self) -> None:
         for engine in self.engines.values():

@@ -5,7 +5,7 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -196,6 +196,15 @@ def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext 
     if problems:
         raise AssemblyError(problems)
     return parts
+
+
+def build_choices(choices: Sequence[SlotChoice], context: BuildContext) -> tuple[Any, ...]:
+    """The built plugins. Raises :class:`AssemblyError` with every one that could not be built."""
+    problems: list[str] = []
+    built = tuple(_build(choice, context, problems) for choice in choices)
+    if problems:
+        raise AssemblyError(problems)
+    return built
 
 
 def plugin_sources(plan: EnginePlan) -> tuple[Source, ...]:

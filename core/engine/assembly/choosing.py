@@ -73,6 +73,18 @@ def choose(
     return chosen
 
 
+def choose_without_model(
+    composed: Composed, discovered: Discovered, slots: Sequence[str], problems: list[str]
+) -> list[Chosen]:
+    """The plugins that are named for some slots, where no model and no device is to be served."""
+    chosen: list[Chosen] = []
+    for slot in slots:
+        for pick in composed.selections.get(slot, ()):
+            if (offer := _offer_named(slot, pick.plugin, discovered, problems)) is not None:
+                chosen.append(Chosen(slot, pick, offer, dict(pick.config)))
+    return chosen
+
+
 def choose_architecture(
     composed: Composed, discovered: Discovered, model: ModelConfig, device: DeviceFacts, problems: list[str]
 ) -> Chosen | None:

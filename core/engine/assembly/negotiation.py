@@ -55,7 +55,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
         execution=execution,
         overlap=settings.overlap,
         settings=settings,
-        slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
+        slots={slot: tuple(slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
         notes=(*_notes(chosen, settings), *execution_notes),
     )
 
@@ -65,7 +65,7 @@ def _facts(
 ) -> ModelFacts | None:
     """What the architecture says of the model; ``None`` where it cannot, and why is among ``problems``."""
     failed: list[str] = []
-    model = facts_by(_slot_choice(architecture), config, failed)
+    model = facts_by(slot_choice(architecture), config, failed)
     if failed:
         can = others_that_can(architecture.offer, discovered, config, device)
         problems += [f"{problem}{can}" for problem in failed]
@@ -114,6 +114,8 @@ def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
 
 def _fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts) -> list[str]:
     """Engines side by side are on one machine, and on GPUs of their own."""
+    if settings.gateway.targets:
+        return ["gateway.targets: servers elsewhere are for engine gateway; leave it out"]
     replicas = settings.fleet.replicas
     (config,) = (one.config for one in chosen if one.slot == "parallelism")
     if replicas == 1:
@@ -201,7 +203,7 @@ def _dtype(settings: Settings, model: ModelFacts, device: DeviceFacts) -> str:
     return model.dtype
 
 
-def _slot_choice(one: Chosen) -> SlotChoice:
+def slot_choice(one: Chosen) -> SlotChoice:
     return SlotChoice(
         slot=one.slot,
         name=one.offer.name,

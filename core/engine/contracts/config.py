@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 64
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
+_TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/\-]*)?")
+"""Of a server: keys do not belong into URLs."""
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,33 @@ class FleetSettings:
 
 
 @dataclass(frozen=True)
+class GatewaySettings:
+    """Servers elsewhere behind one listener: ``engine gateway``."""
+
+    targets: list[str] = field(default_factory=list)
+    """URLs of servers of the OpenAI API, this engine or others, with or without ``/v1`` at the end."""
+    key_env: str | None = None
+    """The environment variable with the API key of the targets. The keys of clients are not passed on."""
+    connect_s: float = 3.0
+    """How long connecting to a target may take."""
+    first_byte_s: float = 600.0
+    """How long a target may take to begin with an answer. One that is no longer ready loses it sooner."""
+    silence_s: float = 60.0
+    """How long a stream that has begun may be silent."""
+    probe_s: float = 1.0
+    """How often each target is asked whether it is ready, and how long it may take to say so."""
+
+    def __post_init__(self) -> None:
+        for url in self.targets:
+            if not _TARGET.fullmatch(url):
+                raise ValueError(f"gateway.targets: {url!r} is no URL like http://HOST:PORT")
+        if len(names := {url.split("/")[2] for url in self.targets}) < len(self.targets):
+            raise ValueError(f"gateway.targets: {len(self.targets)} URLs of {len(names)} servers; name each one once")
+        for name in ("connect_s", "first_byte_s", "silence_s", "probe_s"):
+            at_least(f"gateway.{name}", getattr(self, name), 0.1)
+
+
+@dataclass(frozen=True)
 class PluginSettings:
     third_party: bool = True
     """False: only the built-in plugins are loaded."""
@@ -383,6 +412,7 @@ class Settings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
     def __post_init__(self) -> None:

@@ -220,6 +220,10 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     """The client's, if it sent a valid one."""
     span_id: str = ""
     """The span of the request here, which the other server is told as its parent."""
+    first_ms: float = 0.0
+    """Until the first byte of a gateway's answer; 0: it had none."""
+    attempts: int = 1
+    """Servers that the request was sent to, one after the other: ``server`` is the last."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):

@@ -8,6 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from engine.contracts.request import SamplingParams
 
+UNIT_BYTES = 4
+"""A gateway has no tokenizer: it takes so many bytes of a prompt for a token, and their value for its id."""
+BLOCK_UNITS = 16
+"""Of which so many are a block, as most engines have it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
@@ -18,9 +23,11 @@ class ApiRequest:
     """``chat``, ``completion``, ``responses``, ``messages`` or ``ollama``."""
     model: str
     prompts: tuple[tuple[int, ...], ...]
-    """Token ids; one or more prompts."""
+    """Token ids; one or more prompts. At a gateway one, of :data:`UNIT_BYTES`: what follows equal bytes is equal, and
+    sizes compare."""
     n: int
     sampling: SamplingParams
+    """At a gateway the defaults: see :attr:`fields`."""
     cache_salt: str
     """The tenant. An answer, or a place that holds somebody's prefix, may serve requests of an equal salt alone."""
     stop: tuple[str, ...]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
-import aiohttp
 from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
@@ -19,6 +18,7 @@ from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
+from engine.http.proxy import new_session
 from engine.http.routes import fleet
 from engine.http.routes.count_tokens import count_tokens
 from engine.http.routes.counters import counters as counters_route
@@ -40,7 +40,7 @@ from engine.http.routes.tokenize import tokenize
 from engine.http.routes.tokenizer_info import tokenizer_info
 from engine.http.routes.ui import add_ui
 from engine.http.routes.version import version
-from engine.http.state import STATE, Recorder, ServerState
+from engine.http.state import LISTENER, STATE, Recorder, ServerState
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
@@ -50,6 +50,7 @@ from engine.service.findings import Finders
 from engine.service.fleet import Fleet
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
+from engine.service.placing import Placing
 from engine.service.response_store import ResponseStore
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
@@ -83,7 +84,7 @@ def build_app(
         settings=settings,
         engines=engines,
         fleet=Fleet(engines, settings.drain_s),
-        dispatcher=Dispatcher(router, engines, bus),
+        dispatcher=Dispatcher(Placing(router), engines, bus),
         exporters=tuple(exporters),
         admission=Admission(settings.max_queue),
         bodies=Bodies(settings.max_body_bytes),
@@ -97,7 +98,7 @@ def build_app(
         engine.client.on_events(state.prefill.add)
     cross_origin = CrossOrigin(settings.cors_origins)
     app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
-    app[STATE] = state
+    app[LISTENER] = app[STATE] = state
     app.on_response_prepare.append(middleware.stamp)
     app.on_response_prepare.append(cross_origin.stamp)
     app.cleanup_ctx.append(_resources)
@@ -146,7 +147,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
 
 async def _resources(app: web.Application) -> AsyncIterator[None]:
     state = app[STATE]
-    state.session = aiohttp.ClientSession(auto_decompress=False)
+    state.session = new_session()
     yield
     await state.session.close()
     state.engine.tokenizer.close()

@@ -14,7 +14,7 @@ from functools import partial
 
 from aiohttp import web
 
-from engine.http.state import STATE
+from engine.http.state import LISTENER
 
 LEAST_BYTES = 1024
 """Smaller bodies fit into one packet as they are."""
@@ -51,7 +51,7 @@ CODINGS: dict[str, Coding] = {name: code for name, code in (("zstd", _zstd()), (
 async def compressed(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
     """A whole answer, in the coding that the client likes best if that is worth it. What is sent already, as streams
     and proxied answers are, and what has no body is left alone."""
-    if not isinstance(response, web.Response) or not request.app[STATE].settings.compression:
+    if not isinstance(response, web.Response) or not request.app[LISTENER].settings.compression:
         return response
     body = response.body
     if not isinstance(body, bytes):
@@ -133,7 +133,7 @@ class StreamCoder:
 
 def for_stream(request: web.Request) -> tuple[StreamCoder | None, dict[str, str]]:
     """What codes a stream, if the server is to and the client accepts it, and the headers that say so."""
-    if not request.app[STATE].settings.compress_streams:
+    if not request.app[LISTENER].settings.compress_streams:
         return None, {}
     headers = {"Vary": "Accept-Encoding"}
     name, _ = negotiated(accepted(request), (StreamCoder.name,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_type_hints
 
 from engine.http.chat_format import ChatFormat
 from engine.http.completion_format import CompletionFormat
@@ -36,21 +36,36 @@ def unchanged(body: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[R]):
     """``request``: what a body is parsed to. ``prompts`` makes tokens of it, for an engine and the client that asks.
-    ``format`` writes the answer. ``passed_on``: the body as another server is sent it."""
+    ``format`` writes the answer. ``prompt``: the fields of a body that a model reads, in that order. ``passed_on``: the
+    body as another server is sent it. ``streams``: unless the body says otherwise."""
 
     path: str
     request: type[R]
     prompts: Callable[[EngineHandle, str, R], Awaitable[Prompts]]
     format: type[Format]
+    prompt: tuple[str, ...]
     passed_on: Callable[[bytes], bytes] = unchanged
+    streams: bool = False
+
+    @property
+    def kind(self) -> str:
+        """As :attr:`engine.contracts.router.ApiRequest.kind`."""
+        found: str = get_type_hints(self.request)["options"].kind
+        return found
 
 
-CHAT = Endpoint("/v1/chat/completions", ParsedChat, chat_prompts, ChatFormat)
-COMPLETIONS = Endpoint("/v1/completions", ParsedCompletion, completion_prompts, CompletionFormat)
-RESPONSES = Endpoint("/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat, self_contained)
-MESSAGES = Endpoint("/v1/messages", ParsedMessages, chat_prompts, MessagesFormat)
-OLLAMA_CHAT = Endpoint("/api/chat", ParsedOllamaChat, chat_prompts, OllamaChatFormat)
-OLLAMA_GENERATE = Endpoint("/api/generate", ParsedOllamaGenerate, chat_prompts, OllamaGenerateFormat)
+CHAT = Endpoint("/v1/chat/completions", ParsedChat, chat_prompts, ChatFormat, ("tools", "messages"))
+COMPLETIONS = Endpoint("/v1/completions", ParsedCompletion, completion_prompts, CompletionFormat, ("prompt",))
+RESPONSES = Endpoint(
+    "/v1/responses", ParsedResponses, chat_prompts, ResponsesFormat, ("instructions", "tools", "input"), self_contained
+)
+MESSAGES = Endpoint("/v1/messages", ParsedMessages, chat_prompts, MessagesFormat, ("tools", "system", "messages"))
+OLLAMA_CHAT = Endpoint(
+    "/api/chat", ParsedOllamaChat, chat_prompts, OllamaChatFormat, ("tools", "messages"), streams=True
+)
+OLLAMA_GENERATE = Endpoint(
+    "/api/generate", ParsedOllamaGenerate, chat_prompts, OllamaGenerateFormat, ("system", "prompt"), streams=True
+)
 ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
 PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -28,6 +29,8 @@ class Format(ABC):
     """``Content-Type`` of a stream."""
     gap: ClassVar[bytes] = b"\n\n"
     """Ends what another server's stream was in when it broke off."""
+    whole_stream: ClassVar[re.Pattern[bytes]]
+    """What a stream has if it was not cut off, an error included."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         self.job = job
@@ -76,6 +79,7 @@ class Format(ABC):
 class ChunkFormat(Format):
     """Answers that are objects with ``choices``, and streams of chunks that look like them."""
 
+    whole_stream = re.compile(rb'\ndata: ?(?:\[DONE\]|\{"error")')
     whole_kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 

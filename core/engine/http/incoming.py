@@ -6,7 +6,7 @@ import time
 
 from aiohttp import web
 
-from engine.http.state import STATE, TRACE, ServerState
+from engine.http.state import LISTENER, STATE, TRACE, ListenerState, ServerState
 from engine.service.addresses import network_of
 from engine.service.response_store import Tenant
 from engine.service.timings import Arrival
@@ -17,9 +17,13 @@ def state_of(http: web.Request) -> ServerState:
     return http.app[STATE]
 
 
+def listener_of(http: web.Request) -> ListenerState:
+    return http.app[LISTENER]
+
+
 def client_of(http: web.Request, user: str | None = None) -> str:
     """Who sent a request: its address, or the user it names where that is trusted. The queue is fair among clients."""
-    trusted = user and state_of(http).settings.trust_user
+    trusted = user and listener_of(http).settings.trust_user
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
 
 

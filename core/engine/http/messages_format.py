@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def messages_error(error: ApiError) -> bytes:
 
 class MessagesFormat(BlockFormat):
     """Writes ``message`` objects."""
+
+    whole_stream = re.compile(rb"\nevent: ?(?:message_stop|error)")
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         (output,) = outputs

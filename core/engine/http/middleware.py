@@ -20,7 +20,7 @@ from engine.http.compression import compressed
 from engine.http.connections import Connection
 from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
-from engine.http.state import STATE, TRACE
+from engine.http.state import LISTENER, TRACE
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
 
@@ -65,8 +65,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except ApiError as error:
         if _route(request) in endpoints.PATHS and _is_refusal(error):
-            state, code = request.app[STATE], error.code or "invalid_request"
-            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.engine.id),))
+            state, code = request.app[LISTENER], error.code or "invalid_request"
+            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.refuser),))
         return error_response(error, body)
     except web.HTTPException as error:
         return http_error_response(error, request.method, body)
@@ -82,7 +82,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Decides on the matched route, never on a URL that the client could dress up."""
-    settings = request.app[STATE].settings
+    settings = request.app[LISTENER].settings
     if settings.api_key is None:
         if is_loopback(settings.host) and not is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
@@ -103,7 +103,7 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     if TRACE in request and request[TRACE].own:
         response.headers["traceresponse"] = request[TRACE].own
-    if request.app[STATE].admission.leaving:
+    if request.app[LISTENER].admission.leaving:
         response.force_close()
         # aiohttp has written the header fields already: without this one a client would use the connection again.
         response.headers["Connection"] = "close"

@@ -6,6 +6,7 @@ https://github.com/ollama/ollama/blob/main/docs/api.md
 from __future__ import annotations
 
 import datetime
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ class OllamaFormat(BlockFormat):
 
     stream_type = LINES
     gap = b"\n"
+    whole_stream = re.compile(rb'"done": ?true|\n\{"error"')
 
     @classmethod
     def at_once(cls, model: str, options: GenerationRequest) -> bytes | None:

@@ -107,6 +107,12 @@ async def forward(
     return response
 
 
+def new_session() -> aiohttp.ClientSession:
+    """A client of other servers, with as many connections as there are requests. Call inside a running event loop."""
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+
+
 def target(base_url: str, path: str) -> str:
     """``base_url`` may end in ``/v1`` or not, as clients' base URLs do."""
     return base_url.rstrip("/").removesuffix("/v1") + path

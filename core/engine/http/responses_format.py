@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from engine.service.tokenizer import Tokenizer
 
 class ResponsesFormat(BlockFormat):
     """Writes ``response`` objects. Items have the ids of the response, with their place behind."""
+
+    whole_stream = re.compile(rb"\nevent: ?(?:response\.(?:completed|failed|incomplete)|error)")
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         super().__init__(job, tokenizer, generation)

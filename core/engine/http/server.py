@@ -1,12 +1,9 @@
-"""The serving process from start to end: listen, start the engine, watch it, drain, stop."""
+"""The server of engines: start them behind the listener, watch them, end them."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -17,21 +14,18 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.app import build_app
-from engine.http.connections import Connections, TooFewFiles, most_connections
+from engine.http.listener import Listener, to_stderr
 from engine.http.state import STATE, ServerState
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.machine import use
 from engine.service import logs
 from engine.service.engines import EngineHandle
-from engine.service.errors import ApiError
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.start_check import check_headers, load_tokenizer
 from engine.service.starting import StartReport
 from engine.service.tokenizer import Tokenizer
 from engine.startup.memory.report import describe_start
 
-ABORT_S = 1.0
-"""How long requests that were ended may take to write their error event."""
 CLOSE_S = 15.0
 """How long closing may take: more than the engine client takes to kill an engine that does not end
 (``CLOSE_TIMEOUT_S`` there)."""
@@ -39,7 +33,7 @@ CLOSE_S = 15.0
 log = structlog.get_logger("engine.server")
 
 
-class Server:
+class Server(Listener):
     """One listener, and engines of one plan behind it."""
 
     def __init__(
@@ -52,102 +46,42 @@ class Server:
         finders: Mapping[str, CommandProvider] | None = None,
         grammars: GrammarWorker | None = None,
         *,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = to_stderr,
     ) -> None:
-        """``clients``: the engines, by id. ``say`` shows a line to the person who started the server."""
+        """``clients``: the engines, by id."""
+        super().__init__(plan.settings.server, say)
         self._plan = plan
         self._clients = clients
         self._parts = (router, exporters, tokenizer, finders, grammars)
-        self._say = say
-        self._signals = 0
-        self._interrupted = False
-        self._first_signal = asyncio.Event()
-        self._second_signal = asyncio.Event()
-        self.port = 0
-        """The port that is listened on, once :meth:`listen` has returned."""
 
     @property
     def state(self) -> ServerState:
-        return self._app[STATE]
+        return self.app[STATE]
 
-    async def run(self) -> int:
-        """Serve until signalled. Returns 0 after a signal, 1 when the server or its engine could not go on, 2 when
-        the configuration cannot run here."""
+    def build(self) -> web.Application:
+        return build_app(self._plan, self._clients, *self._parts)
+
+    async def work(self) -> int:
+        """Returns 1 when the last engine could not go on, 2 when the configuration cannot run here."""
         try:
-            await self.listen()
-        except TooFewFiles as error:
-            self._say(f"error: {error}")
+            await self._run_engines()
+        except EngineRefused as error:
+            self._say(f"engine: {error}")
             return 2
-        except OSError as error:
-            settings = self._plan.settings.server
-            where = f"server.host={settings.host} server.port={settings.port}"
-            other = "server.port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "server.host"
-            self._say(f"error: cannot listen on {where}: {error.strerror or 'failed'}. Choose another {other}.")
-            return 1
-        self._catch_signals()
-        code = 0
-        try:
-            code = await self._serve()
-        finally:
-            await self.close()
-        return code
+        except EngineDead as error:
+            self._say(f"error: the engine cannot run: {error}")
+        return 1
 
-    async def listen(self) -> None:
-        """Open the listener. Raises ``OSError``, :class:`engine.http.connections.TooFewFiles`."""
-        settings = self._plan.settings.server
-        limit = most_connections(settings.max_connections)
-        asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
-        self._app = build_app(self._plan, self._clients, *self._parts)
-        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=ABORT_S)
-        await self._runner.setup()
-        assert self._runner.server is not None
-        self.connections = Connections(self._runner.server, limit)
-        try:
-            self._listener = await self.connections.listen(settings.host, settings.port)
-        except OSError:
-            await self._runner.cleanup()
-            raise
-        self.port = self._listener.sockets[0].getsockname()[1]
+    def leave(self) -> None:
+        self.state.fleet.closing = True
 
-    def signalled(self, number: int = signal.SIGTERM) -> None:
-        """A request to end: the first drains, the second does not wait. SIGINT comes from somebody who waits: there is
-        no lame duck."""
-        self._signals += 1
-        self._interrupted = self._interrupted or number == signal.SIGINT
-        (self._first_signal if self._signals == 1 else self._second_signal).set()
-
-    async def close(self) -> None:
-        """End the engines and the listener."""
-        self._listener.close()
+    async def end(self) -> None:
         await self.state.fleet.close()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*[client.close() for client in self._clients.values()])
         except TimeoutError:
             log.error("engine did not end in time")
-        await self._runner.cleanup()
-        self.connections.close()
-
-    async def _serve(self) -> int:
-        stopping = asyncio.create_task(self._first_signal.wait())
-        running = asyncio.create_task(self._run_engines())
-        try:
-            await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                await self._drain()
-                return 0
-            try:
-                running.result()
-            except EngineRefused as error:
-                self._say(f"engine: {error}")
-                return 2
-            except EngineDead as error:
-                self._say(f"error: the engine cannot run: {error}")
-            return 1
-        finally:
-            stopping.cancel()
-            running.cancel()
-            await asyncio.gather(stopping, running, return_exceptions=True)
 
     async def _run_engines(self) -> None:
         """Until none is left: raises what ended the last one, or kept one from starting."""
@@ -167,9 +101,7 @@ class Server:
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        host = self._plan.settings.server.host
-        host = f"[{host}]" if ":" in host else host
-        self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
+        self._say(f"ready: {self._plan.model.name} at {self.url}/v1")
         await self.state.fleet.watch()
 
     async def _start(self, engine: EngineHandle) -> None:
@@ -182,34 +114,6 @@ class Server:
             await engine.supervisor.start(report.show)
         if engine.client.info is not None:
             say(describe_start(engine.client.info))
-
-    async def _drain(self) -> None:
-        admission, settings = self.state.admission, self._plan.settings.server
-        self.state.fleet.closing = True
-        hurry = asyncio.create_task(self._second_signal.wait())
-        if settings.lame_duck_s and not self._interrupted:
-            admission.lame_duck = True
-            self._say(f"lame duck: /ready is 503, requests are taken for {settings.lame_duck_s:g} s more")
-            await asyncio.wait({hurry}, timeout=settings.lame_duck_s)
-        admission.draining = True
-        self._say(f"draining: {admission.in_flight} sequences in flight")
-        idle = asyncio.create_task(admission.until_idle(settings.drain_s))
-        await asyncio.wait({hurry, idle}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if idle.done() and idle.result():
-            return
-        idle.cancel()
-        admission.fail_all(
-            ApiError(
-                "unavailable", "The server shut down before this request was done.", code="shutdown", retry_after_s=5
-            )
-        )
-        await admission.until_idle(ABORT_S)
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.signalled, number)
 
 
 def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:

@@ -33,7 +33,7 @@ def event(data: bytes, name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
-class _Response(web.StreamResponse):
+class DeferredHeaders(web.StreamResponse):
     _send_headers_immediately = False
     """Does nothing: headers leave with the first event, in one packet."""
 
@@ -45,7 +45,7 @@ class EventStream:
         self._request = request
         self._keepalive_s = keepalive_s if content_type == EVENTS else 0.0
         self._coder, coding = for_stream(request)
-        self._response = _Response(headers=HEADERS | {"Content-Type": content_type} | coding)
+        self._response = DeferredHeaders(headers=HEADERS | {"Content-Type": content_type} | coding)
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""What all routes of an application share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from aiohttp import ClientSession, web
 
 from engine.contracts.config import ServerSettings
-from engine.contracts.events import Event
+from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.exporter import Exporter
 from engine.http.bodies import Bodies, Body
 from engine.http.progress import PrefillProgress
@@ -35,33 +35,58 @@ READ_S = 5.0
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class ServerState:
-    """What the application holds for as long as it lives. Use on the event loop's thread only."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class ListenerState:
+    """What an application holds for as long as it lives, whatever is behind it. Use on the event loop's thread only."""
 
     settings: ServerSettings
-    engines: Mapping[str, EngineHandle]
-    """The server's engines, by id."""
-    fleet: Fleet
-    dispatcher: Dispatcher
     exporters: tuple[Exporter, ...]
     admission: Admission
     bodies: Bodies
     bus: EventBus
+    created: int = field(default_factory=lambda: int(time.time()))
+    session: ClientSession | None = None
+    """The client for requests that are passed on; opened with the application."""
+
+    @property
+    def refuser(self) -> str:
+        """The engine for which requests are counted that reach none."""
+        return DEFAULT_ENGINE
+
+    async def read_exporters(self, function: Callable[[], T]) -> T:
+        """What ``function`` reads from exporters, after everything published so far. Raises :class:`ApiError` 503
+        while one of them does not return."""
+        try:
+            async with asyncio.timeout(READ_S):
+                return await asyncio.wrap_future(self.bus.read(function))
+        except TimeoutError:
+            message = f"An exporter has not returned for {READ_S:.0f} s; nothing can be read from exporters meanwhile."
+            raise ApiError("unavailable", message, code="exporter_blocked", retry_after_s=2) from None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ServerState(ListenerState):
+    """Of engines' server."""
+
+    engines: Mapping[str, EngineHandle]
+    """The server's engines, by id."""
+    fleet: Fleet
+    dispatcher: Dispatcher
     waterfalls: Waterfalls
     finders: Finders
     responses: ResponseStore
-    created: int = field(default_factory=lambda: int(time.time()))
     body_parser: BodyParser = field(default_factory=BodyParser)
     machine: Meter = field(default_factory=Meter)
     prefill: PrefillProgress = field(default_factory=PrefillProgress)
-    session: ClientSession | None = None
-    """The client for proxied requests; opened with the application."""
 
     @property
     def engine(self) -> EngineHandle:
         """The first of :attr:`engines`, whose model the server offers."""
         return next(iter(self.engines.values()))
+
+    @property
+    def refuser(self) -> str:
+        return self.engine.id
 
     def engine_of(self, name: str | None) -> EngineHandle:
         """The engine with this id; ``None``: the first one. Raises :class:`ApiError` ``not_found``."""
@@ -86,16 +111,6 @@ class ServerState:
         """See :func:`engine.service.parsing.parse`."""
         return await self.body_parser.parse(kind, body.data, self.engine.limits, body.client)
 
-    async def read_exporters(self, function: Callable[[], T]) -> T:
-        """What ``function`` reads from exporters, after everything published so far. Raises :class:`ApiError` 503
-        while one of them does not return."""
-        try:
-            async with asyncio.timeout(READ_S):
-                return await asyncio.wrap_future(self.bus.read(function))
-        except TimeoutError:
-            message = f"An exporter has not returned for {READ_S:.0f} s; nothing can be read from exporters meanwhile."
-            raise ApiError("unavailable", message, code="exporter_blocked", retry_after_s=2) from None
-
 
 class Recorder:
     """Feeds from the event bus what the server keeps for its own routes."""
@@ -107,5 +122,8 @@ class Recorder:
         """Nothing to flush."""
 
 
+LISTENER: web.AppKey[ListenerState] = web.AppKey("listener", ListenerState)
+"""Of every application."""
 STATE: web.AppKey[ServerState] = web.AppKey("state", ServerState)
+"""The same, of an application with engines."""
 TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)

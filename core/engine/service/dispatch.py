@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
 import msgspec
-import structlog
 
 from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.contracts.router import Answer, ApiRequest, Attempts, Reject, Route, Router, RouterTold, ToEngine, ToUrl
+from engine.contracts.router import Answer, ApiRequest, Attempts, ToUrl
 from engine.loop.client import EngineDead, OutputStream
-from engine.plugin_guard.calls import contract_error, describe_error, name_of, quote
-from engine.plugin_guard.values import problems
 from engine.service.bus import EventBus
 from engine.service.engines import EngineHandle
-from engine.service.errors import ApiError, Rejected, engine_died
+from engine.service.errors import ApiError, engine_died
 from engine.service.generation import Generation, SequenceRun
 from engine.service.job import Job
-from engine.service.logs import Repeated
 from engine.service.output import Output
 from engine.service.output_text import OutputText
 from engine.service.parts import PartParser
-from engine.service.replay import choice_problem, replayed
+from engine.service.placing import Placing
+from engine.service.replay import replayed
 from engine.service.sending import Sending
 from engine.service.timings import Written
 from engine.service.tokenizer import Tokenizer
@@ -36,43 +31,20 @@ from engine.service.validation import choice_seed
 
 ABORTED_S = 5.0
 """How long the places of an aborted request may stay taken, waiting for the engine."""
-LONGEST_RETRY_S = 24 * 3600
-"""A router may ask a client to wait for so long."""
-SLOW_ROUTER_MS = 50.0
-"""A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
-
-log = structlog.get_logger("engine.dispatch")
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Sends jobs where the router says. Use on the event loop's thread only."""
 
-    router: Router
+    placing: Placing
     engines: Mapping[str, EngineHandle]
     """The engines by id. The first one's model is that of stored answers, too."""
     bus: EventBus
-    failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
 
     def place(self, api: ApiRequest) -> Attempts | ToUrl | Answer:
-        """What the router decides. Raises :class:`ApiError`: :class:`Rejected` where it refuses, ``failed`` where it
-        fails."""
-        begun_s = time.monotonic()
-        try:
-            route = self.router.place(api, tuple([engine.view for engine in self.engines.values()]))
-        except Exception as error:
-            # A router is foreign code; its failure is this request's failure and nobody else's.
-            self._report("place", error, api)
-            raise _router_failed() from None
-        if (ms := (time.monotonic() - begun_s) * 1e3) > SLOW_ROUTER_MS:
-            name = name_of(self.router)
-            log.warning("router blocked the server", router=name, ms=round(ms), request_id=api.request_id)
-        if wrong := route_problem(route, len(api.prompts), len(api.prompts) * api.n, self.engines):
-            self.failures.warning(error=str(contract_error(self.router, "place", wrong)), request_id=api.request_id)
-            raise _router_failed()
-        if isinstance(route, Reject):
-            raise Rejected(route.status, route.message, route.retry_after_s)
-        return Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
+        """See :meth:`Placing.place`."""
+        return self.placing.place(api, [engine.view for engine in self.engines.values()])
 
     @asynccontextmanager
     async def generate(
@@ -104,7 +76,7 @@ class Dispatcher:
             for sending in sendings:
                 sending.close()
         if all(run.output.finish_reason is not None for run in runs):
-            self._finished(job.api, runs)
+            self.placing.finished(job.api, Answer(tuple(run.record() for run in runs)))
 
     def _send(self, job: Job, route: Attempts, runs: list[SequenceRun], sendings: list[Sending]) -> None:
         """Fill ``runs`` and ``sendings``, which the caller closes: whatever goes wrong on the way, none of them runs on
@@ -115,9 +87,9 @@ class Dispatcher:
         told = set[str]()
 
         def sent(engine: EngineHandle) -> None:
-            if engine.id not in told and isinstance(self.router, RouterTold):
+            if engine.id not in told:
                 told.add(engine.id)
-                self._tell(self.router, job.api, engine.id)
+                self.placing.begun(job.api, engine.id)
 
         reason = route.reason if len(self.engines) > 1 else None
         max_len = min(engine.max_len for engine in engines)
@@ -157,68 +129,6 @@ class Dispatcher:
             stream = replayed(request.request_id, choice, engine)
             output = _output(engine.tokenizer, job, index, request.sampling, stream)
             runs.append(SequenceRun(job, index, request, stream, output, self.bus.publish))
-
-    def _tell(self, router: RouterTold, api: ApiRequest, engine: str) -> None:
-        try:
-            router.begun(api, engine)
-        except Exception as error:
-            # The request is on its way already; a router that cannot take notes is only reported.
-            self._report("begun", error, api)
-
-    def _finished(self, api: ApiRequest, runs: Sequence[SequenceRun]) -> None:
-        try:
-            self.router.finished(api, Answer(tuple(run.record() for run in runs)))
-        except Exception as error:
-            # The client has its answer already; a router that cannot take notes is only reported.
-            self._report("finished", error, api)
-
-    def _report(self, method: str, error: Exception, api: ApiRequest) -> None:
-        described = describe_error(error, self.router, method)
-        self.failures.warning(error=described, request_id=api.request_id, exc_info=error)
-
-
-def _router_failed() -> ApiError:
-    return ApiError("failed", "The router failed on this request.", code="router_failed")
-
-
-def route_problem(route: object, num_prompts: int, num_choices: int, engines: Mapping[str, EngineHandle]) -> str:
-    """Why this is no route for a request of so many prompts and choices; empty if it is one."""
-    wrong = next(problems(route, Route, "a route"), "")
-    if wrong:
-        return f"returned what is no route: {wrong}"
-    match route:
-        case ToEngine() | Attempts() if problem := _attempts_problem(route, num_prompts, engines):
-            return problem
-        case Reject(status) if status not in range(400, 600):
-            return f"returned {quote(route)}, expected a status from 400 to 599"
-        case Reject(retry_after_s=seconds) if not 0 <= (seconds or 0) <= LONGEST_RETRY_S:
-            return f"returned {quote(route)}, expected retry_after_s from 0 to {LONGEST_RETRY_S}"
-        case ToUrl(url) if not _is_url(url):
-            return f"returned {quote(route)}, expected an http or https URL"
-        case Answer(choices) if len(choices) != num_choices:
-            return f"returned an answer of {len(choices)} choices, expected {num_choices}"
-        case Answer(choices):
-            return next(filter(None, map(choice_problem, choices)), "")
-    return ""
-
-
-def _attempts_problem(route: ToEngine | Attempts, num_prompts: int, engines: Mapping[str, EngineHandle]) -> str:
-    attempts = Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
-    if not attempts.engines or not all(name in engines for name in attempts.engines):
-        expected = "an engine" if isinstance(route, ToEngine) else "at least one engine, each"
-        return f"returned {quote(route)}, expected {expected} of the fleet: {', '.join(map(repr, engines))}"
-    cached = attempts.cached_tokens
-    if cached and (len(cached) != num_prompts or min(cached) < 0):
-        return f"returned {quote(route)}, expected cached_tokens from 0 for each of {num_prompts} prompts, or none"
-    return ""
-
-
-def _is_url(text: str) -> bool:
-    try:
-        found = urlsplit(text)
-        return found.scheme in ("http", "https") and bool(found.hostname) and (found.port or 1) > 0
-    except ValueError:
-        return False
 
 
 async def _abort(runs: Sequence[SequenceRun]) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 from engine.http.bodies import json_response
 from engine.http.errors import HttpError
 from engine.http.incoming import state_of
-from engine.http.state import ServerState
+from engine.http.state import ListenerState, ServerState
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.engines import EngineHandle
 from engine.service.errors import bad_request
@@ -28,7 +28,7 @@ async def drain(http: web.Request) -> web.StreamResponse:
     """``?engine=ID``: it gets no more requests. Answers at once; the engine's ``load`` says what is left.
     ``force=1``: though no other engine takes requests."""
     state = await _changeable(http)
-    state.fleet.drain(_named(http, state), force=_flag(http, "force"))
+    state.fleet.drain(_named(http, state), force=flag(http, "force"))
     return json_response(_state(state))
 
 
@@ -44,7 +44,7 @@ async def restart(http: web.Request) -> web.StreamResponse:
     is. ``force=1``: though no other engine takes requests meanwhile."""
     state = await _changeable(http)
     engines = [_named(http, state)] if "engine" in http.query else list(state.engines.values())
-    state.fleet.restart(engines, force=_flag(http, "force"))
+    state.fleet.restart(engines, force=flag(http, "force"))
     return json_response(_state(state), status=202)
 
 
@@ -59,9 +59,15 @@ async def resize(http: web.Request) -> web.StreamResponse:
 
 
 async def _changeable(http: web.Request) -> ServerState:
-    """The state of a server that this request may change. Raises :class:`HttpError` 403: without a key, none but this
-    machine's own may."""
+    """The state of a server that this request may change. Raises as :func:`changeable`."""
     state = state_of(http)
+    await changeable(http, state)
+    return state
+
+
+async def changeable(http: web.Request, state: ListenerState) -> None:
+    """Raises :class:`HttpError` 403 unless the request may change what is behind the listener: without a key, none but
+    this machine's own may."""
     if state.settings.api_key is None and not _is_local(http):
         raise HttpError(
             403,
@@ -70,7 +76,7 @@ async def _changeable(http: web.Request) -> ServerState:
             code="local_only",
         )
     async with state.bodies.read(http):  # empty; refuses what pages of other servers send
-        return state
+        return
 
 
 def _is_local(http: web.Request) -> bool:
@@ -86,7 +92,7 @@ def _named(http: web.Request, state: ServerState) -> EngineHandle:
     return state.engine_of(name)
 
 
-def _flag(http: web.Request, name: str) -> bool:
+def flag(http: web.Request, name: str) -> bool:
     text = http.query.get(name, "0")
     if text not in ("0", "1"):
         raise bad_request(f"{name}={text[:16]!r}: expected 1 or 0.", name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.contracts.exporter import ScrapedExporter
-from engine.http.incoming import state_of
-from engine.http.state import ServerState
+from engine.http.incoming import listener_of
+from engine.http.state import ListenerState
 from engine.plugin_guard.calls import contract_error, quote
 from engine.service.errors import ApiError
 
 
 async def metrics(http: web.Request) -> web.StreamResponse:
-    state = state_of(http)
+    state = listener_of(http)
     scraped = [exporter for exporter in state.exporters if isinstance(exporter, ScrapedExporter)]
     if not scraped:
         raise ApiError(
@@ -26,7 +26,7 @@ async def metrics(http: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def _page(exporter: ScrapedExporter, state: ServerState) -> str | None:
+def _page(exporter: ScrapedExporter, state: ListenerState) -> str | None:
     """What an exporter has to show; ``None`` for one that fails, which is reported and keeps no other's from view."""
     try:
         page = exporter.render()

@@ -1,0 +1,95 @@
+"""From overrides to the parts of a gateway: a router and exporters, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from engine.assembly.assemble import configure
+from engine.assembly.bind import build_choices
+from engine.assembly.choosing import choose_without_model
+from engine.assembly.errors import AssemblyError
+from engine.assembly.negotiation import slot_choice
+from engine.assembly.plan import SlotChoice
+from engine.contracts.config import Settings
+from engine.contracts.exporter import Exporter
+from engine.contracts.provider import BuildContext
+from engine.contracts.router import BLOCK_UNITS, Router
+
+PARTS = ("gateway", "server", "router", "exporter", "plugins")
+"""Keys of the configuration that a gateway has."""
+SHORT = "targets"
+"""Short for ``gateway.targets``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    settings: Settings
+    make_router: Callable[[], Router]
+    exporters: tuple[Exporter, ...]
+    router: SlotChoice
+    failures: tuple[object, ...]
+    """Plugins that are installed but broken."""
+
+
+def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> GatewayParts:
+    """Raises :class:`AssemblyError` with every problem. ``words``: overrides, and URLs of targets."""
+    overrides = _overrides(words)
+    problems = [f"{text}: a gateway has {', '.join(PARTS)} alone; leave it out" for text in overrides if _is_else(text)]
+    if problems:
+        raise AssemblyError(problems)
+    configured = configure(overrides, config_dirs)
+    settings = configured.composed.settings
+    if not settings.gateway.targets:
+        problems.append("gateway.targets is empty; name the servers: engine gateway http://HOST:PORT http://HOST:PORT")
+    chosen = choose_without_model(configured.composed, configured.discovered, ("router", "exporter"), problems)
+    if problems:
+        raise AssemblyError(problems)
+    choices = [slot_choice(one) for one in chosen]
+    context = _context(settings)
+    (router,) = [choice for choice in choices if choice.slot == "router"]
+
+    def make_router() -> Router:
+        return cast(Router, build_choices([router], context)[0])
+
+    make_router()  # one that cannot be built is told now
+    exporters = build_choices([choice for choice in choices if choice.slot == "exporter"], context)
+    return GatewayParts(settings, make_router, exporters, router, tuple(configured.discovered.failures))
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    """The words, URLs and the short key as the key of the configuration."""
+    urls = [word for word in words if word.startswith(("http://", "https://"))]
+    given = [f"gateway.{word}" if word.startswith(f"{SHORT}=") else word for word in words if word not in urls]
+    return [*given, f"gateway.targets=[{','.join(urls)}]"] if urls else given
+
+
+def _is_else(override: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    return "=" in override and key.partition(".")[0] not in PARTS
+
+
+class _NoModel:
+    """Stands for what a gateway knows nothing of. Plugins that ask it cannot be built for one, and say so."""
+
+    name = "gateway"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a gateway has no model and no device: {name} is not known")
+
+
+def _context(settings: Settings) -> BuildContext:
+    nothing: Any = _NoModel()
+    return BuildContext(
+        model=nothing,
+        device=nothing,
+        dtype="",
+        execution="",
+        max_len=0,
+        max_requests=0,
+        block_size=BLOCK_UNITS,
+        max_draft_tokens=0,
+        settings=settings,
+    )

@@ -1,0 +1,72 @@
+"""The application of a gateway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+from aiohttp import web
+
+from engine.contracts.config import Settings
+from engine.contracts.exporter import CountersExporter, Exporter
+from engine.contracts.router import Router
+from engine.http import middleware
+from engine.http.bodies import Bodies
+from engine.http.cross_origin import CrossOrigin
+from engine.http.endpoints import ENDPOINTS
+from engine.http.gateway import routes
+from engine.http.gateway.passing import answer
+from engine.http.gateway.state import GATEWAY, GatewayState
+from engine.http.proxy import new_session
+from engine.http.routes.metrics import metrics
+from engine.http.state import LISTENER, Recorder
+from engine.service.admission import Admission
+from engine.service.bus import EventBus
+from engine.service.targets import Targets
+
+
+def build_gateway(
+    settings: Settings, make_router: Callable[[], Router], exporters: Sequence[Exporter]
+) -> web.Application:
+    """Call inside a running event loop."""
+    targets = Targets(settings.gateway.targets)
+
+    for exporter in exporters:
+        if isinstance(exporter, CountersExporter):
+            exporter.watch(targets.readings)
+    state = GatewayState(
+        settings=settings.server,
+        gateway=settings.gateway,
+        targets=targets,
+        make_router=make_router,
+        key=os.environ[settings.gateway.key_env] if settings.gateway.key_env else None,
+        exporters=tuple(exporters),
+        admission=Admission(settings.server.max_queue * len(targets)),
+        bodies=Bodies(settings.server.max_body_bytes),
+        bus=EventBus([Recorder(targets.count), *exporters]),
+    )
+    cross_origin = CrossOrigin(settings.server.cors_origins)
+    app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
+    app[LISTENER] = app[GATEWAY] = state
+    app.on_response_prepare.append(middleware.stamp)
+    app.on_response_prepare.append(cross_origin.stamp)
+    app.cleanup_ctx.append(_resources)
+    for endpoint in ENDPOINTS:
+        app.router.add_post(endpoint.path, partial(answer, endpoint, endpoint.kind))
+    app.router.add_get("/v1/models", routes.models)
+    app.router.add_get("/health", routes.health)
+    app.router.add_get("/ready", routes.ready)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/engine/fleet", routes.fleet)
+    app.router.add_post("/engine/fleet/drain", routes.drain)
+    app.router.add_post("/engine/fleet/undrain", routes.undrain)
+    return app
+
+
+async def _resources(app: web.Application) -> AsyncIterator[None]:
+    state = app[GATEWAY]
+    state.session = new_session()
+    yield
+    await state.session.close()
+    state.bus.close()

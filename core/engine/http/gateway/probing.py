@@ -1,0 +1,89 @@
+"""Whether targets are ready, and which models they have: asked again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from engine.contracts.config import GatewaySettings
+from engine.http.gateway.state import GatewayState
+from engine.service.targets import Target
+
+MODELS_S = 10.0
+"""The models of a target that stays ready are read again this often."""
+LETS_GO = 3
+"""A target that has not answered so many probes in a row loses what it has not begun."""
+
+log = structlog.get_logger("engine.gateway")
+
+
+async def probe(state: GatewayState) -> None:
+    """Ask all targets, until cancelled."""
+    async with asyncio.TaskGroup() as probing:
+        for target in state.targets.values():
+            probing.create_task(_probe_one(state, target))
+
+
+async def _probe_one(state: GatewayState, target: Target) -> None:
+    silent, asked_s, clock = 0, -MODELS_S, asyncio.get_running_loop().time
+    while True:
+        before = target.state
+        try:
+            async with asyncio.timeout(max(1.0, state.gateway.probe_s)):
+                why_not = await _why_not_ready(state, target)
+                if why_not is None and (target.state != "ready" or clock() - asked_s >= MODELS_S):
+                    target.is_ready(await _models(state, target))
+                    asked_s = clock()
+            silent = 0
+            if why_not is not None:
+                target.is_down(why_not, lets_go=False)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            silent += 1
+            target.is_down(_words(error), lets_go=silent >= LETS_GO)
+        if target.state != before:
+            log.info("target changes", target=target.id, state=target.state, models=[*target.models])
+        target.watch(clock())
+        await asyncio.sleep(state.gateway.probe_s)
+
+
+def headers_for(state: GatewayState) -> dict[str, str]:
+    """With the targets' key, if they have one."""
+    return {} if state.key is None else {"Authorization": f"Bearer {state.key}"}
+
+
+def timeout_of(settings: GatewaySettings) -> aiohttp.ClientTimeout:
+    """Connecting alone has a limit: what answers take is watched otherwise."""
+    return aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_s)
+
+
+async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
+    """``None``: it is. A server without ``/ready`` is ready while it answers."""
+    assert state.session is not None
+    async with state.session.get(target.url + "/ready", headers=headers_for(state)) as reply:
+        await reply.read()
+        return None if reply.status in (200, 404) else f"/ready says {reply.status}"
+
+
+async def _models(state: GatewayState, target: Target) -> Mapping[str, Mapping[str, Any]]:
+    """Raises ``ValueError`` where that is no list of models."""
+    assert state.session is not None
+    async with state.session.get(target.url + "/v1/models", headers=headers_for(state)) as reply:
+        data = await reply.read()
+        if reply.status != 200:
+            raise ValueError(f"/v1/models says {reply.status}")
+    try:
+        found = msgspec.json.decode(data)["data"]
+        return {str(model["id"]): model for model in found}
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise ValueError("/v1/models is no list of models") from None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "does not answer"
+    return str(error) if isinstance(error, ValueError) and not isinstance(error, OSError) else "cannot be reached"

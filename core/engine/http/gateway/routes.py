@@ -1,0 +1,88 @@
+"""What a gateway says of itself and its targets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from engine.http.bodies import json_response
+from engine.http.gateway.state import GatewayState, gateway_of
+from engine.http.routes.fleet import changeable, flag
+from engine.service.engines import not_ready
+from engine.service.errors import ApiError, bad_request
+from engine.service.targets import Target
+
+
+async def models(http: web.Request) -> web.StreamResponse:
+    """``GET /v1/models``: those of all targets, each once."""
+    return json_response({"object": "list", "data": list(gateway_of(http).targets.models.values())})
+
+
+async def health(http: web.Request) -> web.StreamResponse:
+    """``GET /health``: 200 while the process answers; targets do not get better by restarting it."""
+    return json_response({"status": "ok", "targets": sum(t.takes_requests for t in gateway_of(http).targets.values())})
+
+
+async def ready(http: web.Request) -> web.StreamResponse:
+    """``GET /ready``: 200 while every model has a target that takes requests."""
+    state = gateway_of(http)
+    if (reason := state.not_ready()) is not None:
+        raise not_ready(reason)
+    return json_response({"status": "ready"})
+
+
+async def fleet(http: web.Request) -> web.StreamResponse:
+    """``GET /engine/fleet``: each target, as a server's page says it of engines."""
+    return json_response(_state(gateway_of(http)))
+
+
+async def drain(http: web.Request) -> web.StreamResponse:
+    """``?engine=ID``: it gets no more requests. ``force=1``: though a model has no other target."""
+    state = gateway_of(http)
+    await changeable(http, state)
+    target = _named(http, state)
+    lost = [name for name in target.models if not _others(state, target, name)]
+    if lost and not flag(http, "force"):
+        message = f"No other target takes requests for {', '.join(lost)}; force=1 drains it all the same."
+        raise ApiError("conflict", message, code="last_engine")
+    target.drain()
+    return json_response(_state(state))
+
+
+async def undrain(http: web.Request) -> web.StreamResponse:
+    """``?engine=ID``: it gets requests again."""
+    state = gateway_of(http)
+    await changeable(http, state)
+    _named(http, state).draining = False
+    return json_response(_state(state))
+
+
+def _others(state: GatewayState, target: Target, model: str) -> bool:
+    return any(other.takes_requests for other in state.targets.serving(model)[1] if other is not target)
+
+
+def _named(http: web.Request, state: GatewayState) -> Target:
+    known = ", ".join(state.targets)
+    if (name := http.query.get("engine")) is None:
+        raise bad_request(f"Which target? Send ?engine=ID; there are: {known}.", "engine")
+    if name not in state.targets:
+        raise ApiError("not_found", f"There is no target {name[:64]!r}; there are: {known}.", param="engine")
+    return state.targets[name]
+
+
+def _state(state: GatewayState) -> dict[str, Any]:
+    return {"engines": [_target(target) for target in state.targets.values()], "change": None}
+
+
+def _target(target: Target) -> dict[str, Any]:
+    return {
+        "id": target.id,
+        "model": ", ".join(target.models),
+        "state": "draining" if target.draining and target.state == "ready" else target.state,
+        "ready": target.takes_requests,
+        "why_not": target.why_not,
+        "starts": target.starts,
+        "load": asdict(target.load),
+    }
