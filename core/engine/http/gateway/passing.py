@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -35,11 +37,13 @@ WAIT_S = 15.0
 POLL_S = 0.05
 MOST_BREAKS = 2
 """A request under which so many targets broke off fails: it may be what they died of."""
-ELSEWHERE = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses with which a target says that another one might answer."""
+TOO_LONG = "context_length_exceeded"
+"""The code of a refusal that a target with a longer context may not repeat."""
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
+COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
+"""Whole lines that say only that a target is alive."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -102,6 +106,10 @@ class Elsewhere(Exception):
         self.broke = broke
 
 
+class NoAnswer(aiohttp.ClientPayloadError):
+    """A target answered with status 200 and what is no answer."""
+
+
 class Passing:
     """One request on its way: a :class:`~engine.service.targets.Sent`."""
 
@@ -118,6 +126,8 @@ class Passing:
         self._response: web.StreamResponse | None = None
         """Set once something of it is out."""
         self._has_begun = False
+        self._is_whole = False
+        """The end of the stream is out: nothing may follow."""
         self._first_ms = 0.0
         self._limit = asyncio.timeout(None)
         self._over: Literal["", "left", "silent", "unread"] = ""
@@ -216,17 +226,17 @@ class Passing:
         try:
             async with self._limit:
                 return await self._sent(target, share)
-        except TimeoutError:
-            return await self._broken(target, self._timed_out())
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             target.is_down("cannot be reached", lets_go=False)
             target.breaker.failed()
             raise Elsewhere(_unreachable()) from None
+        except TimeoutError:
+            return await self._broken(target, self._timed_out())
         except (aiohttp.ClientError, ConnectionError) as error:
             if self._is_writing:
                 raise ConnectionResetError("the client is gone") from None
             log.warning("target broke off", target=target.id, error=type(error).__name__)
-            return await self._broken(target, _broke_off())
+            return await self._broken(target, _no_answer() if isinstance(error, NoAnswer) else _broke_off())
         finally:
             share.end()
             target.sendings.discard(self)
@@ -247,16 +257,22 @@ class Passing:
         async with state.session.post(url, data=asked.body, headers=headers, timeout=timeout) as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
-            if stream and reply.status == 200 and "Content-Encoding" not in reply.headers:
+            is_plain = reply.status == 200 and "Content-Encoding" not in reply.headers
+            if stream and is_plain:
+                if reply.content_type != asked.form.stream_type.partition(";")[0]:
+                    raise NoAnswer(f"no stream, but {reply.content_type}")
                 return await self._streamed(reply, target, share)
             data = await reply.read()
             whole = self._whole(reply, data)
-            if reply.status in ELSEWHERE:
+            if reply.status in (408, 429) or reply.status >= 500:  # another target might answer
                 if reply.status != 429:
                     target.breaker.failed()
                 raise Elsewhere(whole)
-            if reply.status == 200 and "Content-Encoding" not in reply.headers and not data.rstrip().endswith(b"}"):
-                raise aiohttp.ClientPayloadError("the answer ends too soon")
+            if reply.status == 400 and _code_of(data) == TOO_LONG:
+                self._tried |= {other.id for other in self._others() if not other.may_exceed(target, asked.api.model)}
+                raise Elsewhere(whole)
+            if is_plain and not _is_object(data):
+                raise NoAnswer("no JSON object")
         target.breaker.worked()
         self._has_begun = True
         self._first_ms = self._since_ms()
@@ -266,23 +282,29 @@ class Passing:
 
     async def _streamed(self, reply: aiohttp.ClientResponse, target: Target, share: Share) -> web.StreamResponse:
         asked = self._asked
-        ended, tail, pattern = False, b"\n", asked.form.whole_stream
+        ended, finished, tail, pattern = False, False, b"\n", asked.form.whole_stream
+        finish = asked.form.finish if asked.api.n == 1 else None
         async for piece in reply.content.iter_any():
-            if not self._has_begun and not piece.startswith(b":"):  # a comment says only that it is alive
+            if not self._has_begun and not COMMENTS.fullmatch(piece):
                 self._has_begun = True
                 self._limit.reschedule(None)
                 self._first_ms = self._since_ms()
                 share.took(1)
-                target.breaker.worked()
             if not ended:
                 seen = tail + piece
                 ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
+                finished = finished or (finish is not None and finish.search(seen) is not None)
             if self._response is None:
                 self._response = self._head(reply)
                 await self._response.prepare(asked.http)
             await self._write(piece)
-        if not ended:
+            self._is_whole = ended
+        if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
+        target.breaker.worked()
+        return await self._ended()
+
+    async def _ended(self) -> web.StreamResponse:
         assert self._response is not None
         await self._response.write_eof()
         return self._response
@@ -299,6 +321,8 @@ class Passing:
             raise Elsewhere(failure)
         if self._over == "unread":
             raise ConnectionResetError("the client does not read its stream")
+        if self._is_whole:  # what it does afterwards is no news
+            return await self._ended()
         target.breaker.failed()
         if not self._has_begun:
             raise Elsewhere(failure, broke=True)
@@ -314,8 +338,7 @@ class Passing:
             failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
         form = self._asked.form
         await self._response.write(form.gap + form.broken(failure))
-        await self._response.write_eof()
-        return self._response
+        return await self._ended()
 
     def _timed_out(self) -> ApiError:
         if self._over == "silent":
@@ -356,6 +379,22 @@ class Passing:
         self._state.bus.publish((ended,))
 
 
+def _is_object(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _code_of(data: bytes) -> object:
+    """The code of an error, if that is one with a code."""
+    try:
+        return msgspec.json.decode(data)["error"]["code"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return None
+
+
 def _why(failure: ApiError | web.Response) -> str:
     return f"status {failure.status}" if isinstance(failure, web.Response) else str(failure.code)
 
@@ -371,3 +410,7 @@ def _unreachable() -> ApiError:
 
 def _broke_off() -> ApiError:
     return HttpError(502, "The server broke off while it answered this request.", code="bad_gateway")
+
+
+def _no_answer() -> ApiError:
+    return HttpError(502, "The server answered this request with what is no answer.", code="bad_gateway")
