@@ -17,6 +17,7 @@ from engine.contracts.counters import Metric
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.gateway.server import Gateway
+from engine.service.targets import Target
 from engine.testing.context import build_context
 from engine_plugins.router.direct import DirectRouter
 
@@ -190,8 +191,12 @@ class Backend:
     faults: list[Fault] = field(default_factory=list)
     then: Fault = healthy
     models: tuple[str, ...] = (MODEL,)
+    models_reply: tuple[int, bytes] | None = None
+    """What ``/v1/models`` answers in place of :attr:`models`."""
     has_ready: bool = True
     ready_status: int = 200
+    is_deaf: bool = False
+    """Probes get no answer."""
     asked: list[Asked] = field(default_factory=list)
     probed: list[Asked] = field(default_factory=list)
     port: int = 0
@@ -248,7 +253,11 @@ class Backend:
 
     async def _probe(self, exchange: Exchange) -> None:
         self.probed.append(exchange.asked)
-        if exchange.asked.path == "/v1/models":
+        if self.is_deaf:
+            await exchange.until_gone()
+        elif exchange.asked.path == "/v1/models" and self.models_reply is not None:
+            await exchange.reply(*self.models_reply)
+        elif exchange.asked.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.name} for name in self.models]
             await exchange.reply(200, json.dumps({"object": "list", "data": data}).encode())
         elif exchange.asked.path == "/ready" and self.has_ready:
@@ -312,6 +321,11 @@ class Client:
             assert reply.endswith(b"0\r\n\r\n"), "the gateway broke off"
         return outcome(path, status, headers, body)
 
+    async def post(self, path: str, body: Any = None, *lines: str) -> tuple[int, Any]:
+        """Status and body."""
+        status, _, found = await self.request("POST", path, body, *lines)
+        return status, json.loads(found)
+
     async def json(self, path: str) -> Any:
         status, _, body = await self.request("GET", path)
         assert status == 200, body
@@ -322,6 +336,9 @@ class Client:
         state = self.gateway.state
         readings = [one for one in await state.read_exporters(state.targets.readings) if one.name == metric.name]
         return {one.engine: {label: value for label, value in one.values.items() if value} for one in readings}
+
+    def target(self, server: Backend) -> Target:
+        return self.gateway.state.targets[server.id]
 
     @property
     def loads(self) -> list[tuple[int, int, int]]:

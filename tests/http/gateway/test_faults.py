@@ -14,8 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.counters.gateway import REQUESTS, RETRIES
-from engine.http.gateway import passing
-from engine.service import targets
+from engine.service.targets import MOST_FAILURES
 
 from ...service.fakes import MemoryExporter, in_loop
 from .fakes import (
@@ -47,7 +46,7 @@ NOBODY_WAITS = pytest.mark.usefixtures("nobody_waits")
 @pytest.fixture
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that nobody takes fails at once."""
-    monkeypatch.setattr(passing, "WAIT_S", 0.0)
+    monkeypatch.setattr("engine.http.gateway.passing.WAIT_S", 0.0)
 
 
 def refusing(status: int, code: str = "some_code", *lines: str) -> Fault:
@@ -112,7 +111,7 @@ async def test_a_429_with_retry_after_moves_the_request_to_a_target_that_is_free
     async with before(a, b) as client:
         assert moved(await client.ask(stream=stream), b)
         assert len(a.asked) == 1
-        assert client.gateway.state.targets[a.id].breaker.failures == 0, "it works, and has too much to do"
+        assert client.target(a).breaker.failures == 0, "it works, and has too much to do"
 
 
 @BOTH
@@ -141,12 +140,12 @@ async def test_a_500_moves_the_request_and_the_target_is_asked_again_by_the_next
 async def test_a_target_that_always_fails_is_left_alone_after_three_requests(status: int) -> None:
     a, b = Backend("a", then=refusing(status)), Backend("b")
     async with before(a, b) as client:
-        for _ in range(targets.MOST_FAILURES):
+        for _ in range(MOST_FAILURES):
             assert moved(await client.ask(), b)
         for _ in range(3):
             outcome = await client.ask()
             assert (outcome.words, outcome.headers["x-attempt"]) == (b.words, "1")
-        assert len(a.asked) == targets.MOST_FAILURES
+        assert len(a.asked) == MOST_FAILURES
 
 
 @BOTH
@@ -230,7 +229,7 @@ async def test_a_chat_that_is_whole_without_done_is_no_failure() -> None:
     async with before(a, b) as client:
         outcome = await client.ask()
         assert (outcome.kind, outcome.words) == ("answer", a.words)
-        assert client.gateway.state.targets[a.id].breaker.failures == 0
+        assert client.target(a).breaker.failures == 0
         assert (await client.ask(n=2)).kind == "error", "the other choice may have been cut"
 
 
@@ -241,7 +240,7 @@ async def test_a_prompt_that_is_too_long_is_tried_where_the_context_may_be_longe
     async with before(a, b) as client:
         assert moved(await client.ask(stream=stream), b)
         assert len(a.asked) == 1
-        assert client.gateway.state.targets[a.id].breaker.failures == 0
+        assert client.target(a).breaker.failures == 0
         for target, longest in ((a.id, 64), (b.id, 64)):
             client.gateway.state.targets[target].models["tiny"] = {"max_model_len": longest}
         outcome = await client.ask(stream=stream)
@@ -275,7 +274,7 @@ async def test_a_target_that_was_down_for_a_while_is_used_again(monkeypatch: pyt
     a, b = Backend("a", then=refusing(503)), Backend("b")
     async with before(a, b) as client:
         now = [0.0]
-        breaker = client.gateway.state.targets[a.id].breaker
+        breaker = client.target(a).breaker
         monkeypatch.setattr(breaker, "_clock", lambda: now[0])
         while now[0] < 60:
             assert (await client.ask()).words == b.words
@@ -465,7 +464,7 @@ async def test_a_refused_connection_moves_the_request(stream: bool) -> None:
     async with before(a, b, probe_s=5.0) as client:
         await a.stop()
         assert moved(await client.ask(stream=stream), b)
-        assert client.gateway.state.targets[a.id].why_not == "cannot be reached"
+        assert client.target(a).why_not == "cannot be reached"
 
 
 @NOBODY_WAITS
@@ -488,7 +487,7 @@ async def test_a_request_waits_for_a_target_that_comes_back() -> None:
     async with before(a) as client:
         await a.stop()
         asked = asyncio.create_task(client.ask())
-        await until(lambda: client.gateway.state.targets[a.id].why_not is not None)
+        await until(lambda: client.target(a).why_not is not None)
         await a.start()
         assert (await asked).words == a.words
 
@@ -536,4 +535,4 @@ async def test_a_client_that_hangs_up_ends_the_request_at_the_target(stream: boo
             await until(lambda: bool(a.asked))
         writer.close()
         await asyncio.wait_for(a.left.wait(), 10)
-        assert client.gateway.state.targets[a.id].breaker.failures == 0
+        assert client.target(a).breaker.failures == 0
