@@ -44,6 +44,8 @@ TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
 COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
 """Whole lines that say only that a target is alive."""
+REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"error")')
+"""What a stream begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -254,13 +256,16 @@ class Passing:
             **headers_for(state),
         }
         url, timeout = target.url + asked.http.path, timeout_of(self._settings)
-        async with state.session.post(url, data=asked.body, headers=headers, timeout=timeout) as reply:
+        asking = state.session.post(url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False)
+        async with asking as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
-            is_plain = reply.status == 200 and "Content-Encoding" not in reply.headers
-            if stream and is_plain:
-                if reply.content_type != asked.form.stream_type.partition(";")[0]:
-                    raise NoAnswer(f"no stream, but {reply.content_type}")
+            if reply.status != 200 and reply.status < 400:
+                raise NoAnswer(f"status {reply.status}")
+            coding = reply.headers.get("Content-Encoding", "identity")
+            if stream and reply.status == 200:
+                if reply.content_type != asked.form.stream_type.partition(";")[0] or coding != "identity":
+                    raise NoAnswer(f"no stream, but {reply.content_type} ({coding})")
                 return await self._streamed(reply, target, share)
             data = await reply.read()
             whole = self._whole(reply, data)
@@ -271,7 +276,7 @@ class Passing:
             if reply.status == 400 and _code_of(data) == TOO_LONG:
                 self._tried |= {other.id for other in self._others() if not other.may_exceed(target, asked.api.model)}
                 raise Elsewhere(whole)
-            if is_plain and not _is_object(data):
+            if reply.status == 200 and coding == "identity" and not _is_object(data):
                 raise NoAnswer("no JSON object")
         target.breaker.worked()
         self._has_begun = True
@@ -286,7 +291,9 @@ class Passing:
         finish = asked.form.finish if asked.api.n == 1 else None
         async for piece in reply.content.iter_any():
             if not self._has_begun and not COMMENTS.fullmatch(piece):
-                self._has_begun = True
+                if REFUSAL.match(piece):
+                    return await self._refused(reply, target, piece)
+                self._has_begun, self._over = True, ""  # it cannot leave any more
                 self._limit.reschedule(None)
                 self._first_ms = self._since_ms()
                 share.took(1)
@@ -301,6 +308,7 @@ class Passing:
             self._is_whole = ended
         if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
+        self._is_whole = True
         target.breaker.worked()
         return await self._ended()
 
@@ -308,6 +316,15 @@ class Passing:
         assert self._response is not None
         await self._response.write_eof()
         return self._response
+
+    async def _refused(self, reply: aiohttp.ClientResponse, target: Target, piece: bytes) -> web.StreamResponse:
+        """A stream that begins with an error. Raises :class:`Elsewhere` unless that is the request's own."""
+        refusal = self._whole(reply, piece + await reply.content.read())
+        if b'"invalid_request_error"' not in _body_of(refusal):
+            target.breaker.failed()
+            raise Elsewhere(refusal)
+        target.breaker.worked()
+        return await self._failed(refusal)
 
     async def _write(self, piece: bytes) -> None:
         assert self._response is not None
@@ -334,11 +351,17 @@ class Passing:
             if isinstance(failure, web.Response):
                 return failure
             raise failure
-        if isinstance(failure, web.Response):
-            failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
-        form = self._asked.form
-        await self._response.write(form.gap + form.broken(failure))
+        if not self._is_whole:
+            await self._response.write(self._ending(failure))
         return await self._ended()
+
+    def _ending(self, failure: ApiError | web.Response) -> bytes:
+        """Of a stream that failed."""
+        if isinstance(failure, web.Response):
+            if failure.status == 200:  # a refusal has its own
+                return _body_of(failure)
+            failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
+        return self._asked.form.gap + self._asked.form.broken(failure)
 
     def _timed_out(self) -> ApiError:
         if self._over == "silent":
@@ -377,6 +400,11 @@ class Passing:
             self._attempt,
         )
         self._state.bus.publish((ended,))
+
+
+def _body_of(response: web.Response) -> bytes:
+    assert isinstance(response.body, bytes)
+    return response.body
 
 
 def _is_object(data: bytes) -> bool:
