@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.incoming import arrival_of, client_of
 from engine.http.middleware import REQUEST_ID
-from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
+from engine.http.sse import EVENTS, LINES, WRITE_TIMEOUT_S, DeferredHeaders
 from engine.service.admission import Flight
 from engine.service.errors import ApiError, bad_request
 from engine.service.load import Share
@@ -38,6 +39,9 @@ MOST_BREAKS = 2
 ELSEWHERE = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses with which a target says that another one might answer."""
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
+STREAMS = frozenset(media.partition(";")[0] for media in (EVENTS, LINES))
+COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)*")
+"""Of a stream that has not begun: they say only that its server is alive."""
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
 
@@ -247,7 +251,8 @@ class Passing:
         async with state.session.post(url, data=asked.body, headers=headers, timeout=timeout) as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
-            if stream and reply.status == 200 and "Content-Encoding" not in reply.headers:
+            is_plain = "Content-Encoding" not in reply.headers
+            if stream and reply.status == 200 and reply.content_type in STREAMS and is_plain:
                 return await self._streamed(reply, target, share)
             data = await reply.read()
             whole = self._whole(reply, data)
@@ -255,11 +260,9 @@ class Passing:
                 if reply.status != 429:
                     target.breaker.failed()
                 raise Elsewhere(whole)
-            if reply.status == 200 and "Content-Encoding" not in reply.headers and not data.rstrip().endswith(b"}"):
+            if reply.status == 200 and is_plain and not data.rstrip().endswith(b"}"):
                 raise aiohttp.ClientPayloadError("the answer ends too soon")
-        target.breaker.worked()
-        self._has_begun = True
-        self._first_ms = self._since_ms()
+        self._begun(target, share)
         if self._response is not None:
             return await self._failed(whole)
         return whole
@@ -267,25 +270,32 @@ class Passing:
     async def _streamed(self, reply: aiohttp.ClientResponse, target: Target, share: Share) -> web.StreamResponse:
         asked = self._asked
         ended, tail, pattern = False, b"\n", asked.form.whole_stream
-        async for piece in reply.content.iter_any():
-            if not self._has_begun and not piece.startswith(b":"):  # a comment says only that it is alive
-                self._has_begun = True
-                self._limit.reschedule(None)
-                self._first_ms = self._since_ms()
-                share.took(1)
-                target.breaker.worked()
-            if not ended:
-                seen = tail + piece
-                ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
-            if self._response is None:
-                self._response = self._head(reply)
-                await self._response.prepare(asked.http)
-            await self._write(piece)
-        if not ended:
+        try:
+            async for piece in reply.content.iter_any():
+                if not self._has_begun and not COMMENTS.fullmatch(piece):
+                    self._begun(target, share)
+                if not ended:
+                    seen = tail + piece
+                    ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
+                if self._response is None:
+                    self._response = self._head(reply)
+                    await self._response.prepare(asked.http)
+                await self._write(piece)
+        except aiohttp.ClientError:
+            if self._is_writing or not ended:
+                raise
+        if self._response is None or not ended:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
-        assert self._response is not None
         await self._response.write_eof()
         return self._response
+
+    def _begun(self, target: Target, share: Share) -> None:
+        """The first of an answer has come: it is this target's from here on."""
+        self._has_begun = True
+        self._limit.reschedule(None)
+        self._first_ms = self._since_ms()
+        share.took(1)
+        target.breaker.worked()
 
     async def _write(self, piece: bytes) -> None:
         assert self._response is not None
