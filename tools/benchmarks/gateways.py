@@ -93,7 +93,12 @@ async def ask(port: int, streams: int, requests: int) -> tuple[list[float], list
     """Added milliseconds of first tokens, and of later ones."""
     first: list[float] = []
     later: list[float] = []
-    body = {"model": "paced", "stream": True, "max_tokens": TOKENS, "messages": [{"role": "user", "content": "?" * 800}]}
+    body = {
+        "model": "paced",
+        "stream": True,
+        "max_tokens": TOKENS,
+        "messages": [{"role": "user", "content": "?" * 800}],
+    }
 
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -157,8 +162,9 @@ def nginx(port: int, behind: Sequence[int], folder: Path, args: argparse.Namespa
 def haproxy(port: int, behind: Sequence[int], folder: Path, args: argparse.Namespace) -> list[str]:
     servers = "\n".join(f"  server s{one} 127.0.0.1:{one}" for one in behind)
     (folder / "haproxy.cfg").write_text(
-        "global\n  nbthread 1\ndefaults\n  mode http\n  option http-no-delay\n  timeout connect 3s\n  timeout client 60s\n"
-        f"  timeout server 60s\nfrontend f\n  bind 127.0.0.1:{port}\n  default_backend b\nbackend b\n{servers}\n"
+        "global\n  nbthread 1\ndefaults\n  mode http\n  option http-no-delay\n  timeout connect 3s\n"
+        "  timeout client 60s\n  timeout server 60s\n"
+        f"frontend f\n  bind 127.0.0.1:{port}\n  default_backend b\nbackend b\n{servers}\n"
     )
     return ["haproxy", "-f", str(folder / "haproxy.cfg")]
 

@@ -123,6 +123,8 @@ class Passing:
         """Set once something of it is out."""
         self._has_begun = False
         self._first_ms = 0.0
+        self._status = 0
+        """As it is counted, once it is known: that of an error event, not of the answer that it ended."""
         self._limit = asyncio.timeout(None)
         self._over: Literal["", "left", "silent", "unread"] = ""
         """Why :attr:`_limit` was made to end."""
@@ -131,10 +133,9 @@ class Passing:
         self._is_writing = False
 
     async def answer(self) -> web.StreamResponse:
-        status = 499
         try:
             response = await self._answered()
-            status = response.status
+            self._status = self._status or response.status
             return response
         except asyncio.CancelledError:
             failure = self._asked.flight.failure
@@ -143,13 +144,13 @@ class Passing:
             self._asked.flight.task.uncancel()
             return await self._failed(failure)
         except ApiError as error:
-            status = status_of(error)
+            self._status = status_of(error)
             raise
         except Exception as error:
-            status = 499 if isinstance(error, ConnectionError) else 500
+            self._status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
-            self._report(status)
+            self._report(self._status or 499)
 
     def leave(self) -> None:
         if not self._has_begun and any(other.takes_requests for other in self._others()):
@@ -322,6 +323,7 @@ class Passing:
             raise failure
         if isinstance(failure, web.Response):
             failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
+        self._status = status_of(failure)
         form = self._asked.form
         await self._response.write(form.gap + form.broken(failure))
         await self._response.write_eof()
