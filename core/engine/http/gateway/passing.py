@@ -249,7 +249,9 @@ class Passing:
             **headers_for(state),
         }
         url, timeout = target.url + asked.http.path, timeout_of(self._settings)
-        async with state.session.post(url, data=asked.body, headers=headers, timeout=timeout) as reply:
+        async with state.session.post(
+            url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False
+        ) as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
             is_plain = "Content-Encoding" not in reply.headers
