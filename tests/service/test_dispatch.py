@@ -11,10 +11,10 @@ from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
 from engine.contracts.router import Answer, Attempts, Reject, ToEngine, ToUrl
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
-from engine.service.placing import Placing, route_problem
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, Rejected
 from engine.service.job import Job, Prompts
+from engine.service.placing import Placing, route_problem
 from engine.service.prepare import make_job
 from engine.service.protocol import CompletionOptions
 from engine.service.timings import Arrival

@@ -54,7 +54,7 @@ async def test_a_target_that_comes_back_has_started_again() -> None:
 async def test_a_target_that_does_not_answer_probes_loses_what_it_has_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probing, "LETS_GO", 1)
+    monkeypatch.setattr(probing, "MOST_SILENT", 1)
     a, b = Backend("a", then=hang), Backend("b")
     async with before(a, b) as client:
         asked = asyncio.create_task(client.ask())

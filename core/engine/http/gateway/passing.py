@@ -131,6 +131,8 @@ class Passing:
         self._is_whole = False
         """The end of the stream is out: nothing may follow."""
         self._first_ms = 0.0
+        self._status = 0
+        """As it is counted, once it is known: that of an error event, not of the answer that it ended."""
         self._limit = asyncio.timeout(None)
         self._over: Literal["", "left", "silent", "unread"] = ""
         """Why :attr:`_limit` was made to end."""
@@ -139,10 +141,9 @@ class Passing:
         self._is_writing = False
 
     async def answer(self) -> web.StreamResponse:
-        status = 499
         try:
             response = await self._answered()
-            status = response.status
+            self._status = self._status or response.status
             return response
         except asyncio.CancelledError:
             failure = self._asked.flight.failure
@@ -151,13 +152,13 @@ class Passing:
             self._asked.flight.task.uncancel()
             return await self._failed(failure)
         except ApiError as error:
-            status = status_of(error)
+            self._status = status_of(error)
             raise
         except Exception as error:
-            status = 499 if isinstance(error, ConnectionError) else 500
+            self._status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
-            self._report(status)
+            self._report(self._status or 499)
 
     def leave(self) -> None:
         if not self._has_begun and any(other.takes_requests for other in self._others()):
@@ -278,9 +279,8 @@ class Passing:
                 raise Elsewhere(whole)
             if reply.status == 200 and coding == "identity" and not _is_object(data):
                 raise NoAnswer("no JSON object")
+        self._begun(share)
         target.breaker.worked()
-        self._has_begun = True
-        self._first_ms = self._since_ms()
         if self._response is not None:
             return await self._failed(whole)
         return whole
@@ -293,10 +293,7 @@ class Passing:
             if not self._has_begun and not COMMENTS.fullmatch(piece):
                 if REFUSAL.match(piece):
                     return await self._refused(reply, target, piece)
-                self._has_begun, self._over = True, ""  # it cannot leave any more
-                self._limit.reschedule(None)
-                self._first_ms = self._since_ms()
-                share.took(1)
+                self._begun(share)
             if not ended:
                 seen = tail + piece
                 ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
@@ -312,6 +309,13 @@ class Passing:
         target.breaker.worked()
         return await self._ended()
 
+    def _begun(self, share: Share) -> None:
+        """The first of an answer has come: it is this target's from here on."""
+        self._has_begun, self._over = True, ""  # it cannot leave any more
+        self._limit.reschedule(None)
+        self._first_ms = self._since_ms()
+        share.took(1)
+
     async def _ended(self) -> web.StreamResponse:
         assert self._response is not None
         await self._response.write_eof()
@@ -324,6 +328,7 @@ class Passing:
             target.breaker.failed()
             raise Elsewhere(refusal)
         target.breaker.worked()
+        self._status = 400
         return await self._failed(refusal)
 
     async def _write(self, piece: bytes) -> None:
@@ -347,6 +352,8 @@ class Passing:
 
     async def _failed(self, failure: ApiError | web.Response) -> web.StreamResponse:
         """The end of a request that failed: as an event where a part of the answer, or a comment, is out."""
+        if isinstance(failure, web.Response) and failure.status == 200:  # events that are a refusal
+            self._status = self._status or 502
         if self._response is None:
             if isinstance(failure, web.Response):
                 return failure
@@ -358,9 +365,10 @@ class Passing:
     def _ending(self, failure: ApiError | web.Response) -> bytes:
         """Of a stream that failed."""
         if isinstance(failure, web.Response):
-            if failure.status == 200:  # a refusal has its own
+            if failure.status == 200:
                 return _body_of(failure)
             failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
+        self._status = status_of(failure)
         return self._asked.form.gap + self._asked.form.broken(failure)
 
     def _timed_out(self) -> ApiError:

@@ -16,8 +16,9 @@ from engine.service.targets import Target
 
 MODELS_S = 10.0
 """The models of a target that stays ready are read again this often."""
-LETS_GO = 3
-"""A target that has not answered so many probes in a row loses what it has not begun."""
+MOST_SILENT = 3
+"""A target that has not answered so many probes in a row is down, and loses what it has not begun. One that answers one
+of them late is only busy."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -44,7 +45,8 @@ async def _probe_one(state: GatewayState, target: Target) -> None:
                 target.is_down(why_not, lets_go=False)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             silent += 1
-            target.is_down(_words(error), lets_go=silent >= LETS_GO)
+            if silent >= MOST_SILENT or not isinstance(error, TimeoutError):
+                target.is_down(_words(error), lets_go=silent >= MOST_SILENT)
         if target.state != before:
             log.info("target changes", target=target.id, state=target.state, models=[*target.models])
         target.watch(clock())
@@ -64,7 +66,7 @@ def timeout_of(settings: GatewaySettings) -> aiohttp.ClientTimeout:
 async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
     """``None``: it is. A server without ``/ready`` is ready while it answers."""
     assert state.session is not None
-    async with state.session.get(target.url + "/ready", headers=headers_for(state)) as reply:
+    async with state.session.get(target.url + "/ready", headers=headers_for(state), allow_redirects=False) as reply:
         await reply.read()
         return None if reply.status in (200, 404) else f"/ready says {reply.status}"
 
@@ -72,7 +74,7 @@ async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
 async def _models(state: GatewayState, target: Target) -> Mapping[str, Mapping[str, Any]]:
     """Raises ``ValueError`` where that is no list of models."""
     assert state.session is not None
-    async with state.session.get(target.url + "/v1/models", headers=headers_for(state)) as reply:
+    async with state.session.get(target.url + "/v1/models", headers=headers_for(state), allow_redirects=False) as reply:
         data = await reply.read()
         if reply.status != 200:
             raise ValueError(f"/v1/models says {reply.status}")
