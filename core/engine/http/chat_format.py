@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ class ChatFormat(ChunkFormat):
 
     whole_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    finish = re.compile(rb'"finish_reason": ?"')
 
     def chunks(self, delta: Delta, first: bool) -> list[dict[str, Any]]:
         chunks = []

@@ -31,6 +31,9 @@ class Format(ABC):
     """Ends what another server's stream was in when it broke off."""
     whole_stream: ClassVar[re.Pattern[bytes]]
     """What a stream has if it was not cut off, an error included."""
+    finish: ClassVar[re.Pattern[bytes] | None] = None
+    """What a stream of one choice has at the end of its text, where servers leave out what :attr:`whole_stream`
+    demands."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer, generation: Generation) -> None:
         self.job = job

@@ -16,7 +16,7 @@ from engine.service.load import Load
 
 MOST_FAILURES = 3
 """After so many failed requests in a row a target is given none for a while, ready or not."""
-PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 20.0
 
 
 class Sent(Protocol):
@@ -31,7 +31,7 @@ class Sent(Protocol):
 
 class Breaker:
     """Stops requests to a target that fails them: a moment for the third in a row, twice as long for each further
-    one."""
+    one. Those that it was given before, and that fail meanwhile, do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,6 +45,8 @@ class Breaker:
         return self._clock() < self._until_s
 
     def failed(self) -> None:
+        if self.is_open:
+            return
         self.failures += 1
         if (more := self.failures - MOST_FAILURES) >= 0:
             self._until_s = self._clock() + min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(more, 10))
@@ -116,7 +118,13 @@ class Target:
         if self.state != "ready":
             self.state = "ready"
             self.starts += 1
+            self.breaker.worked()
         self.models = dict(models)
+
+    def may_exceed(self, other: Target, model: str) -> bool:
+        """Whether it may take longer prompts than another one: where one of them does not say, it may."""
+        here, there = (target.models.get(model, {}).get("max_model_len") for target in (self, other))
+        return not isinstance(here, int) or not isinstance(there, int) or here > there
 
     def is_down(self, why: str, *, lets_go: bool) -> None:
         """It takes no requests; with ``lets_go`` what it has not begun goes elsewhere."""

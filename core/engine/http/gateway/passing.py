@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -23,7 +24,7 @@ from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.incoming import arrival_of, client_of
 from engine.http.middleware import REQUEST_ID
-from engine.http.sse import EVENTS, LINES, WRITE_TIMEOUT_S, DeferredHeaders
+from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
 from engine.service.admission import Flight
 from engine.service.errors import ApiError, bad_request
 from engine.service.load import Share
@@ -36,14 +37,13 @@ WAIT_S = 15.0
 POLL_S = 0.05
 MOST_BREAKS = 2
 """A request under which so many targets broke off fails: it may be what they died of."""
-ELSEWHERE = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses with which a target says that another one might answer."""
+TOO_LONG = "context_length_exceeded"
+"""The code of a refusal that a target with a longer context may not repeat."""
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
-STREAMS = frozenset(media.partition(";")[0] for media in (EVENTS, LINES))
-COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)*")
-"""Of a stream that has not begun: they say only that its server is alive."""
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
+COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
+"""Whole lines that say only that a target is alive."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -106,6 +106,10 @@ class Elsewhere(Exception):
         self.broke = broke
 
 
+class NoAnswer(aiohttp.ClientPayloadError):
+    """A target answered with status 200 and what is no answer."""
+
+
 class Passing:
     """One request on its way: a :class:`~engine.service.targets.Sent`."""
 
@@ -122,6 +126,8 @@ class Passing:
         self._response: web.StreamResponse | None = None
         """Set once something of it is out."""
         self._has_begun = False
+        self._is_whole = False
+        """The end of the stream is out: nothing may follow."""
         self._first_ms = 0.0
         self._status = 0
         """As it is counted, once it is known: that of an error event, not of the answer that it ended."""
@@ -221,17 +227,17 @@ class Passing:
         try:
             async with self._limit:
                 return await self._sent(target, share)
-        except TimeoutError:
-            return await self._broken(target, self._timed_out())
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             target.is_down("cannot be reached", lets_go=False)
             target.breaker.failed()
             raise Elsewhere(_unreachable()) from None
+        except TimeoutError:
+            return await self._broken(target, self._timed_out())
         except (aiohttp.ClientError, ConnectionError) as error:
             if self._is_writing:
                 raise ConnectionResetError("the client is gone") from None
             log.warning("target broke off", target=target.id, error=type(error).__name__)
-            return await self._broken(target, _broke_off())
+            return await self._broken(target, _no_answer() if isinstance(error, NoAnswer) else _broke_off())
         finally:
             share.end()
             target.sendings.discard(self)
@@ -254,51 +260,60 @@ class Passing:
         ) as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
-            is_plain = "Content-Encoding" not in reply.headers
-            if stream and reply.status == 200 and reply.content_type in STREAMS and is_plain:
+            is_plain = reply.status == 200 and "Content-Encoding" not in reply.headers
+            if stream and is_plain:
+                if reply.content_type != asked.form.stream_type.partition(";")[0]:
+                    raise NoAnswer(f"no stream, but {reply.content_type}")
                 return await self._streamed(reply, target, share)
             data = await reply.read()
             whole = self._whole(reply, data)
-            if reply.status in ELSEWHERE:
+            if reply.status in (408, 429) or reply.status >= 500:  # another target might answer
                 if reply.status != 429:
                     target.breaker.failed()
                 raise Elsewhere(whole)
-            if reply.status == 200 and is_plain and not data.rstrip().endswith(b"}"):
-                raise aiohttp.ClientPayloadError("the answer ends too soon")
-        self._begun(target, share)
+            if reply.status == 400 and _code_of(data) == TOO_LONG:
+                self._tried |= {other.id for other in self._others() if not other.may_exceed(target, asked.api.model)}
+                raise Elsewhere(whole)
+            if is_plain and not _is_object(data):
+                raise NoAnswer("no JSON object")
+        self._begun(share)
+        target.breaker.worked()
         if self._response is not None:
             return await self._failed(whole)
         return whole
 
     async def _streamed(self, reply: aiohttp.ClientResponse, target: Target, share: Share) -> web.StreamResponse:
         asked = self._asked
-        ended, tail, pattern = False, b"\n", asked.form.whole_stream
-        try:
-            async for piece in reply.content.iter_any():
-                if not self._has_begun and not COMMENTS.fullmatch(piece):
-                    self._begun(target, share)
-                if not ended:
-                    seen = tail + piece
-                    ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
-                if self._response is None:
-                    self._response = self._head(reply)
-                    await self._response.prepare(asked.http)
-                await self._write(piece)
-        except aiohttp.ClientError:
-            if self._is_writing or not ended:
-                raise
-        if self._response is None or not ended:
+        ended, finished, tail, pattern = False, False, b"\n", asked.form.whole_stream
+        finish = asked.form.finish if asked.api.n == 1 else None
+        async for piece in reply.content.iter_any():
+            if not self._has_begun and not COMMENTS.fullmatch(piece):
+                self._begun(share)
+            if not ended:
+                seen = tail + piece
+                ended, tail = pattern.search(seen) is not None, seen[-TAIL_BYTES:]
+                finished = finished or (finish is not None and finish.search(seen) is not None)
+            if self._response is None:
+                self._response = self._head(reply)
+                await self._response.prepare(asked.http)
+            await self._write(piece)
+            self._is_whole = ended
+        if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
+        target.breaker.worked()
+        return await self._ended()
+
+    async def _ended(self) -> web.StreamResponse:
+        assert self._response is not None
         await self._response.write_eof()
         return self._response
 
-    def _begun(self, target: Target, share: Share) -> None:
+    def _begun(self, share: Share) -> None:
         """The first of an answer has come: it is this target's from here on."""
         self._has_begun = True
         self._limit.reschedule(None)
         self._first_ms = self._since_ms()
         share.took(1)
-        target.breaker.worked()
 
     async def _write(self, piece: bytes) -> None:
         assert self._response is not None
@@ -312,6 +327,8 @@ class Passing:
             raise Elsewhere(failure)
         if self._over == "unread":
             raise ConnectionResetError("the client does not read its stream")
+        if self._is_whole:  # what it does afterwards is no news
+            return await self._ended()
         target.breaker.failed()
         if not self._has_begun:
             raise Elsewhere(failure, broke=True)
@@ -328,8 +345,7 @@ class Passing:
         self._status = status_of(failure)
         form = self._asked.form
         await self._response.write(form.gap + form.broken(failure))
-        await self._response.write_eof()
-        return self._response
+        return await self._ended()
 
     def _timed_out(self) -> ApiError:
         if self._over == "silent":
@@ -370,6 +386,22 @@ class Passing:
         self._state.bus.publish((ended,))
 
 
+def _is_object(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _code_of(data: bytes) -> object:
+    """The code of an error, if that is one with a code."""
+    try:
+        return msgspec.json.decode(data)["error"]["code"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return None
+
+
 def _why(failure: ApiError | web.Response) -> str:
     return f"status {failure.status}" if isinstance(failure, web.Response) else str(failure.code)
 
@@ -385,3 +417,7 @@ def _unreachable() -> ApiError:
 
 def _broke_off() -> ApiError:
     return HttpError(502, "The server broke off while it answered this request.", code="bad_gateway")
+
+
+def _no_answer() -> ApiError:
+    return HttpError(502, "The server answered this request with what is no answer.", code="bad_gateway")

@@ -1,0 +1,54 @@
+"""A gateway's counters."""
+
+from __future__ import annotations
+
+from engine.contracts.counters import Metric, Reading
+from engine.contracts.events import ProxiedEvent
+from engine.counters.gateway import FIRST_BYTE, METRICS, READY, REQUESTS, RETRIES, SEQUENCES, GatewayCounters
+from engine.testing.exporter import step_event
+
+NOW = {"a": (True, 2), "b": (False, 0)}
+
+
+def proxied(server: str, status: int = 200, first_ms: float = 0.0, attempts: int = 1) -> ProxiedEvent:
+    return ProxiedEvent(0.0, "name", "chat", server, status, 5.0, first_ms=first_ms, attempts=attempts)
+
+
+def read(counters: GatewayCounters, metric: Metric, engine: str) -> Reading:
+    (found,) = [one for one in counters.readings(NOW) if (one.name, one.engine) == (metric.name, engine)]
+    return found
+
+
+def test_requests_are_counted_for_the_target_that_was_the_last_by_status() -> None:
+    counters = GatewayCounters(["a", "b"])
+    counters.add([proxied("a"), proxied("a"), proxied("a", 499), proxied("b", 502, attempts=2), proxied("b", 418)])
+    assert {key: value for key, value in read(counters, REQUESTS, "a").values.items() if value} == {"200": 2, "499": 1}
+    assert {key: value for key, value in read(counters, REQUESTS, "b").values.items() if value} == {
+        "502": 1,
+        "other": 1,
+    }
+    assert [read(counters, RETRIES, name).values[""] for name in "ab"] == [0, 1]
+
+
+def test_what_reached_no_target_and_what_is_no_request_is_not_counted() -> None:
+    counters = GatewayCounters(["a", "b"])
+    counters.add([proxied(""), proxied("c"), step_event()])
+    assert not any(read(counters, REQUESTS, name).values[label] for name in "ab" for label in ("200", "other"))
+
+
+def test_the_first_byte_is_observed_in_seconds_where_there_was_one() -> None:
+    counters = GatewayCounters(["a", "b"])
+    counters.add([proxied("a", first_ms=250.0), proxied("a", 502)])
+    found = read(counters, FIRST_BYTE, "a")
+    assert (sum(found.counts), found.sum) == (1, 0.25)
+
+
+def test_gauges_are_what_is_now() -> None:
+    counters = GatewayCounters(["a", "b"])
+    assert [read(counters, READY, name).values[""] for name in "ab"] == [True, False]
+    assert [read(counters, SEQUENCES, name).values[""] for name in "ab"] == [2, 0]
+
+
+def test_every_metric_is_read_once_for_each_target() -> None:
+    found = [(one.engine, one.name) for one in GatewayCounters(["a", "b"]).readings(NOW)]
+    assert found == [(name, metric.name) for name in "ab" for metric in METRICS]
