@@ -343,6 +343,7 @@ def test_what_comes_out_is_plain_json(builtins):
         "model",
         "device",
         "calibration",
+        "gateway",
         "execution",
         "overlap",
         "seed",

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.counters import declared
+from engine.counters import declared, gateway
 from engine.http.routes.ui import read_files
 
 ROOT = Path(__file__).parents[2]
-NAMES = [metric.name for metric in declared.METRICS]
+METRICS = (*declared.METRICS, *gateway.METRICS)
+NAMES = [metric.name for metric in METRICS]
 NAMED = re.compile(rf"\b(?:{'|'.join(NAMES)})(?:_sum|_count|_bucket)?\b")
 
 
@@ -20,7 +21,7 @@ def test_no_metric_is_declared_twice() -> None:
 
 
 def test_a_counter_is_a_total_and_a_time_is_in_seconds() -> None:
-    for metric in declared.METRICS:
+    for metric in METRICS:
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert ("_seconds" in metric.name) == (metric.unit == "s"), metric.name
 
@@ -40,7 +41,7 @@ def test_no_other_file_spells_a_metric() -> None:
         for path in files
         if any(NAMED.search(text) for text in strings(ast.parse(path.read_text("utf-8"))))
     }
-    assert spelled == {"core/engine/counters/declared.py"}
+    assert spelled == {f"core/engine/counters/{name}.py" for name in ("declared", "gateway")}
 
 
 def test_the_page_names_metrics_that_are_declared() -> None:
@@ -52,4 +53,4 @@ def test_the_page_names_metrics_that_are_declared() -> None:
 def test_the_documentation_has_each_metric_once_with_its_type_and_label() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(engine_\w+)` \| (\w+) \|(?:[^\n]*by `(\w+)`)?", page, re.MULTILINE)
-    assert sorted(rows) == sorted((metric.name, metric.kind, metric.label) for metric in declared.METRICS)
+    assert sorted(rows) == sorted((metric.name, metric.kind, metric.label) for metric in METRICS)

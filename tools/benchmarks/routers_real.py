@@ -22,6 +22,7 @@ from tools.attack.harness import Target, serve
 from tools.benchmarks.routers import BLOCK, arriving, shared
 
 from engine.contracts.percentiles import percentiles
+from engine.counters import declared
 from engine_lab.shared.simulation.trace import TraceRequest
 
 ROUTERS = ("round_robin", "least_load", "prefix")
@@ -75,8 +76,8 @@ async def counts(target: Target) -> dict[str, tuple[float, float, float]]:
             if line.startswith(f"{name}{{") and label in line
         )
 
-    names = ("engine_requests_total", "engine_prefix_cache_hits_total", "engine_prefix_cache_queries_total")
-    return {engine: (*(total(engine, name) for name in names),) for engine in await engines(target)}
+    metrics = (declared.REQUESTS, declared.PREFIX_CACHE_HITS, declared.PREFIX_CACHE_QUERIES)
+    return {engine: (*(total(engine, metric.name) for metric in metrics),) for engine in await engines(target)}
 
 
 async def main(flags: argparse.Namespace) -> None:
