@@ -299,6 +299,17 @@ async def test_an_answer_is_counted_for_the_target_that_gave_it() -> None:
         assert await client.counted(RETRIES) == {a.id: {}, b.id: {"": 1}}
 
 
+@in_loop
+async def test_a_stream_that_ends_in_an_error_is_counted_with_the_status_of_that() -> None:
+    own = event({"error": {"message": "no", "type": "invalid_request_error"}})
+    faults = [part_of_stream(Exchange.cut), streaming(error_of(CHAT), ends=True), streaming(own, ends=True)]
+    a = Backend("a", faults)
+    async with before(a) as client:
+        for _ in range(4):
+            await client.ask()
+        assert await client.counted(REQUESTS) == {a.id: {"502": 2, "400": 1, "200": 1}}
+
+
 # Other faults of streams.
 
 
