@@ -7,6 +7,7 @@ once a part of one is out, an error is. A truncated answer that looks whole neve
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from .fakes import (
     CHAT,
     JSON,
     OLLAMA,
+    SSE,
     Backend,
     Exchange,
     Fault,
@@ -297,6 +299,17 @@ async def test_an_answer_is_counted_for_the_target_that_gave_it() -> None:
         assert await client.counted(RETRIES) == {a.id: {}, b.id: {"": 1}}
 
 
+@in_loop
+async def test_a_stream_that_ends_in_an_error_is_counted_with_the_status_of_that() -> None:
+    own = event({"error": {"message": "no", "type": "invalid_request_error"}})
+    faults = [part_of_stream(Exchange.cut), streaming(error_of(CHAT), ends=True), streaming(own, ends=True)]
+    a = Backend("a", faults)
+    async with before(a) as client:
+        for _ in range(4):
+            await client.ask()
+        assert await client.counted(REQUESTS) == {a.id: {"502": 2, "400": 1, "200": 1}}
+
+
 # Other faults of streams.
 
 
@@ -390,6 +403,42 @@ def error_of(path: str) -> bytes:
     return event({"error": error}) if path == CHAT else event({"type": "error", "error": error}, "error")
 
 
+@EACH_API
+@pytest.mark.parametrize("comments", [False, True])
+@in_loop
+async def test_an_error_event_before_any_content_moves_the_request(path: str, comments: bool) -> None:
+    comment = b": keepalive\n" if comments and path != OLLAMA else b""
+    a, b = Backend("a", [streaming(*[comment] * bool(comment), error_of(path), ends=True)]), Backend("b")
+    async with before(a, b) as client:
+        outcome = await client.ask(path)
+        assert (outcome.kind, outcome.words) == ("answer", b.words)
+        assert client.target(a).breaker.failures == 1
+
+
+@EACH_API
+@pytest.mark.parametrize("comments", [False, True])
+@in_loop
+async def test_an_error_event_of_all_targets_is_the_answer(path: str, comments: bool) -> None:
+    comment = b": keepalive\n" if comments and path != OLLAMA else b""
+    says_error = streaming(*[comment] * bool(comment), error_of(path), ends=True)
+    servers = [Backend(name, then=says_error) for name in "ab"]
+    async with before(*servers) as client:
+        outcome = await client.ask(path)
+        assert (outcome.kind, outcome.status) == ("error", 200)
+        assert outcome.body.replace(b": keepalive\n", b"") == error_of(path)
+        assert [len(server.asked) for server in servers] == [1, 1]
+
+
+@in_loop
+async def test_an_error_event_that_is_the_requests_own_is_the_answer() -> None:
+    own = event({"error": {"message": "no", "type": "invalid_request_error"}})
+    a, b = Backend("a", [streaming(own, b"data: [DONE]\n\n", ends=True)]), Backend("b")
+    async with before(a, b) as client:
+        outcome = await client.ask()
+        assert (outcome.kind, outcome.body) == ("error", own + b"data: [DONE]\n\n") and not b.asked
+        assert outcome.headers["content-type"].startswith("text/event-stream")
+
+
 # Other faults of whole answers.
 
 
@@ -425,7 +474,32 @@ async def no_object(exchange: Exchange) -> None:
     await exchange.reply(200, b"[1, 2]")
 
 
-WRONG = (truncated, truncated_without_length, looks_whole, malformed, empty, page, no_object, cut)
+async def elsewhere(exchange: Exchange) -> None:
+    await exchange.reply(307, b"", JSON, "Location: http://127.0.0.1:1/v1/chat/completions")
+
+
+async def no_content(exchange: Exchange) -> None:
+    await exchange.head(204)
+
+
+async def garbage(exchange: Exchange) -> None:
+    await exchange.send(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+    await exchange.until_gone()
+
+
+WRONG = (
+    garbage,
+    elsewhere,
+    no_content,
+    truncated,
+    truncated_without_length,
+    looks_whole,
+    malformed,
+    empty,
+    page,
+    no_object,
+    cut,
+)
 
 
 @EACH_API
@@ -437,7 +511,11 @@ async def test_what_is_no_whole_answer_moves_the_request(path: str, fault: Fault
         assert moved(await client.ask(path, stream=False), b)
 
 
-@pytest.mark.parametrize("fault", [*WRONG, healthy_whole])
+async def coded(exchange: Exchange) -> None:
+    await exchange.reply(200, gzip.compress(b"".join(exchange.stream)), SSE, "Content-Encoding: gzip")
+
+
+@pytest.mark.parametrize("fault", [*WRONG, healthy_whole, coded])
 @in_loop
 async def test_what_is_no_stream_moves_a_request_for_one(fault: Fault) -> None:
     a, b = Backend("a", [fault]), Backend("b")

@@ -137,13 +137,60 @@ async def test_draining_leaves_what_has_begun_where_it_is() -> None:
 
 @in_loop
 async def test_what_waits_at_the_last_target_is_not_taken_from_it() -> None:
-    a = Backend("a", then=hang)
-    async with before(a, first_byte_s=0.5) as client:
+    going_on = asyncio.Event()
+
+    async def late(exchange: Exchange) -> None:
+        await going_on.wait()
+        await exchange.answer()
+
+    a = Backend("a", then=late)
+    async with before(a) as client:
         asked = asyncio.create_task(client.ask())
         await until(lambda: bool(a.asked))
         client.target(a).drain()
-        await asked
-        assert len(a.asked) == 1
+        going_on.set()
+        outcome = await asked
+        assert (outcome.words, outcome.headers["x-attempt"], len(a.asked)) == (a.words, "1", 1)
+
+
+@in_loop
+async def test_what_begins_while_it_is_told_to_leave_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaving:
+        """A drain between the arrival of the first content and the request's own turn."""
+
+        def fullmatch(self, piece: bytes) -> None:
+            client.target(a).drain()
+
+    async def cut_later(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream[:3])
+        exchange.cut()
+
+    a, b = Backend("a", [cut_later]), Backend("b")
+    async with before(a, b) as client:
+        monkeypatch.setattr("engine.http.gateway.passing.COMMENTS", Leaving())
+        outcome = await client.ask()
+        assert (outcome.kind, outcome.words) == ("error", a.words[:2]) and not b.asked
+        assert client.target(a).draining
+
+
+@in_loop
+async def test_a_shutdown_adds_nothing_to_a_stream_that_is_whole() -> None:
+    async def stays_open(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream)
+        await exchange.until_gone()
+
+    a = Backend("a", then=stays_open)
+    async with before(a) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.port)
+        writer.write(request_bytes("POST", CHAT, body_for(CHAT, True)))
+        await reader.readuntil(b"[DONE]\n\n\r\n")
+        client.gateway.signalled()
+        client.gateway.signalled()
+        await client.gateway._drain()
+        assert await reader.read() == b"0\r\n\r\n"
+        writer.close()
 
 
 @in_loop
@@ -153,12 +200,11 @@ async def test_requests_in_flight_are_told_when_the_gateway_ends() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.port)
         writer.write(request_bytes("POST", CHAT, body_for(CHAT, True)))
         await reader.readuntil(b"a1")
-        client.gateway._signals = 1
-        drained = asyncio.create_task(client.gateway._drain())
-        client.gateway._second_signal.set()
+        client.gateway.signalled()
+        client.gateway.signalled()
+        await client.gateway._drain()
         rest = await reader.read()
         assert b'"code":"shutdown"' in rest and rest.endswith(b"0\r\n\r\n")
-        await drained
         writer.close()
 
 

@@ -44,6 +44,8 @@ TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
 COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
 """Whole lines that say only that a target is alive."""
+REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"error")')
+"""What a stream begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -255,15 +257,16 @@ class Passing:
             **headers_for(state),
         }
         url, timeout = target.url + asked.http.path, timeout_of(self._settings)
-        async with state.session.post(
-            url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False
-        ) as reply:
+        asking = state.session.post(url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False)
+        async with asking as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
-            is_plain = reply.status == 200 and "Content-Encoding" not in reply.headers
-            if stream and is_plain:
-                if reply.content_type != asked.form.stream_type.partition(";")[0]:
-                    raise NoAnswer(f"no stream, but {reply.content_type}")
+            if reply.status != 200 and reply.status < 400:
+                raise NoAnswer(f"status {reply.status}")
+            coding = reply.headers.get("Content-Encoding", "identity")
+            if stream and reply.status == 200:
+                if reply.content_type != asked.form.stream_type.partition(";")[0] or coding != "identity":
+                    raise NoAnswer(f"no stream, but {reply.content_type} ({coding})")
                 return await self._streamed(reply, target, share)
             data = await reply.read()
             whole = self._whole(reply, data)
@@ -274,7 +277,7 @@ class Passing:
             if reply.status == 400 and _code_of(data) == TOO_LONG:
                 self._tried |= {other.id for other in self._others() if not other.may_exceed(target, asked.api.model)}
                 raise Elsewhere(whole)
-            if is_plain and not _is_object(data):
+            if reply.status == 200 and coding == "identity" and not _is_object(data):
                 raise NoAnswer("no JSON object")
         self._begun(share)
         target.breaker.worked()
@@ -288,6 +291,8 @@ class Passing:
         finish = asked.form.finish if asked.api.n == 1 else None
         async for piece in reply.content.iter_any():
             if not self._has_begun and not COMMENTS.fullmatch(piece):
+                if REFUSAL.match(piece):
+                    return await self._refused(reply, target, piece)
                 self._begun(share)
             if not ended:
                 seen = tail + piece
@@ -300,20 +305,31 @@ class Passing:
             self._is_whole = ended
         if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
+        self._is_whole = True
         target.breaker.worked()
         return await self._ended()
+
+    def _begun(self, share: Share) -> None:
+        """The first of an answer has come: it is this target's from here on."""
+        self._has_begun, self._over = True, ""  # it cannot leave any more
+        self._limit.reschedule(None)
+        self._first_ms = self._since_ms()
+        share.took(1)
 
     async def _ended(self) -> web.StreamResponse:
         assert self._response is not None
         await self._response.write_eof()
         return self._response
 
-    def _begun(self, share: Share) -> None:
-        """The first of an answer has come: it is this target's from here on."""
-        self._has_begun = True
-        self._limit.reschedule(None)
-        self._first_ms = self._since_ms()
-        share.took(1)
+    async def _refused(self, reply: aiohttp.ClientResponse, target: Target, piece: bytes) -> web.StreamResponse:
+        """A stream that begins with an error. Raises :class:`Elsewhere` unless that is the request's own."""
+        refusal = self._whole(reply, piece + await reply.content.read())
+        if b'"invalid_request_error"' not in _body_of(refusal):
+            target.breaker.failed()
+            raise Elsewhere(refusal)
+        target.breaker.worked()
+        self._status = 400
+        return await self._failed(refusal)
 
     async def _write(self, piece: bytes) -> None:
         assert self._response is not None
@@ -336,16 +352,24 @@ class Passing:
 
     async def _failed(self, failure: ApiError | web.Response) -> web.StreamResponse:
         """The end of a request that failed: as an event where a part of the answer, or a comment, is out."""
+        if isinstance(failure, web.Response) and failure.status == 200:  # events that are a refusal
+            self._status = self._status or 502
         if self._response is None:
             if isinstance(failure, web.Response):
                 return failure
             raise failure
+        if not self._is_whole:
+            await self._response.write(self._ending(failure))
+        return await self._ended()
+
+    def _ending(self, failure: ApiError | web.Response) -> bytes:
+        """Of a stream that failed."""
         if isinstance(failure, web.Response):
+            if failure.status == 200:
+                return _body_of(failure)
             failure = HttpError(502, f"The server this request moved to answered {failure.status}.", code="bad_gateway")
         self._status = status_of(failure)
-        form = self._asked.form
-        await self._response.write(form.gap + form.broken(failure))
-        return await self._ended()
+        return self._asked.form.gap + self._asked.form.broken(failure)
 
     def _timed_out(self) -> ApiError:
         if self._over == "silent":
@@ -384,6 +408,11 @@ class Passing:
             self._attempt,
         )
         self._state.bus.publish((ended,))
+
+
+def _body_of(response: web.Response) -> bytes:
+    assert isinstance(response.body, bytes)
+    return response.body
 
 
 def _is_object(data: bytes) -> bool:
