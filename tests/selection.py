@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-INTERPRETED = 2
+INTERPRETED = 1
 """Cases of a test whose kernels are interpreted, which takes a hundred times as long as computing does."""
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.selection import few
 
 from engine import LLM
 from engine.assembly.errors import AssemblyError
@@ -15,15 +14,22 @@ from engine.cli.main import main
 TOO_MUCH = ("device=cpu", "exporter=[]", "memory.kv_tokens=1000000000")
 
 
-@few(1)
-@pytest.mark.parametrize("words", [["serve", "server.port=0"], ["check", "--build"]])
-def test_a_command_ends_with_the_reason_and_what_would_help(words: list[str]) -> None:
-    command = [sys.executable, "-m", "engine.cli.main", *words, *TOO_MUCH]
+def assert_told(code: int, said: str) -> None:
+    assert code == 2, said
+    assert "engine: bundled does not fit on this cpu device" in said
+    assert "are missing" in said and "  memory.kv_tokens=" in said
+    assert "Traceback" not in said and "load weights" not in said
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_the_reason_and_what_would_help() -> None:
+    command = [sys.executable, "-m", "engine.cli.main", "serve", "server.port=0", *TOO_MUCH]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert "engine: bundled does not fit on this cpu device" in done.stderr
-    assert "are missing" in done.stderr and "  memory.kv_tokens=" in done.stderr
-    assert "Traceback" not in done.stderr and "load weights" not in done.stderr
+    assert_told(done.returncode, done.stderr)
+
+
+def test_check_with_build_ends_with_the_reason_and_what_would_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert_told(main(["check", "--build", *TOO_MUCH]), capfd.readouterr().err)
 
 
 def test_llm_raises_the_error_of_every_other_wrong_configuration() -> None:
@@ -31,10 +37,9 @@ def test_llm_raises_the_error_of_every_other_wrong_configuration() -> None:
         LLM("bundled", overrides=TOO_MUCH)
 
 
-def test_check_with_build_tells_what_fits() -> None:
-    command = [sys.executable, "-m", "engine.cli.main", "check", "--build", "device=cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "every selected plugin is built; weights take" in done.stderr
+def test_check_with_build_tells_what_fits(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--build", "device=cpu"]) == 0
+    assert "every selected plugin is built; weights take" in capfd.readouterr().err
 
 
 def test_check_of_two_engines_gives_each_half_of_the_memory(capsys: pytest.CaptureFixture[str]) -> None:

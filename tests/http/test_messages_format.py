@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic import AsyncAnthropic
 
 from ..service.fakes import MAX_LEN, MODEL, in_loop, says
 from .fakes import Running, running
 from .test_responses_format import events
 from .test_tool_calls import ONE, TWO, with_tools
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 PATH = "/v1/messages"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -22,6 +23,8 @@ FUNCTIONS: Any = [{"name": name, "input_schema": {"type": "object"}} for name in
 
 
 def api(server: Running, **options: Any) -> AsyncAnthropic:
+    from anthropic import AsyncAnthropic  # takes seconds, which every worker would spend
+
     return AsyncAnthropic(**{"base_url": server.url, "api_key": "none", "max_retries": 0, "timeout": 10.0} | options)
 
 
@@ -86,6 +89,8 @@ async def test_an_output_says_what_ended_it(fields: dict[str, Any], reason: str,
 
 @in_loop
 async def test_errors_look_as_clients_of_this_api_expect() -> None:
+    import anthropic
+
     async with running(api_key="secret") as server:
         async with api(server) as client:
             with pytest.raises(anthropic.AuthenticationError) as refused:

@@ -123,7 +123,7 @@ def assert_as_alone(requests: Sequence[EngineRequest], outputs: dict[str, list[i
     assert any(outputs[r.request_id] != expected(r) for r in requests if r.sampling.grammar), "the grammar does nothing"
 
 
-@few(10)
+@few(5)
 @pytest.mark.parametrize("plugins", sets(*FACTORS))
 def test_constrained_outputs_and_those_beside_them_are_the_same_whatever_is_swapped(
     plugins: Plugins, alone: dict[str, list[int]]
@@ -135,7 +135,7 @@ def test_constrained_outputs_and_those_beside_them_are_the_same_whatever_is_swap
     engine.core.close()
 
 
-@few(6)
+@few(3)
 @pytest.mark.parametrize("plugins", sets(FACTORS[0], ("paged", "prefix_cache"), *FACTORS[2:]))
 def test_matchers_follow_requests_that_are_preempted(plugins: Plugins, alone: dict[str, list[int]]) -> None:
     requests = requests_of(1, 14)

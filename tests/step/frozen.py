@@ -7,8 +7,9 @@ reads, it was given or has computed. Whatever a CUDA graph cannot record is refu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,13 +36,30 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = {_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        own = [t for t in tree_leaves(result) if isinstance(t, Tensor) and _memory(t) not in given]
-        writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        given = {_memory(t) for t in _tensors((*args, *kwargs.values()))}
+        own = [t for t in _tensors((result,)) if _memory(t) not in given]
+        writes = _writes(func)
         self.memory += own
         if writes or (own and "empty" not in func.overloadpacket.__name__):  # else a view: it shows what is there
             self.calls.append((func, args, kwargs, own))
         return result
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those in values of a call, most of which are tensors, numbers, or lists of these."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple | dict):
+            found += (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return found
+
+
+@cache
+def _writes(func: Any) -> bool:
+    """Whether a function of torch changes an argument."""
+    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -71,7 +89,7 @@ class FrozenGraphs:
             for tensor in tape.memory:
                 poison(tensor)
             for func, args, kwargs, own in tape.calls:
-                made = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+                made = _tensors((func(*args, **kwargs),))
                 for kept, new in zip(own, made if own else (), strict=True):
                     kept.copy_(new)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import cache
 
 import msgspec
 import pytest
@@ -68,6 +69,7 @@ def qwen_32b(model):
     return model(64, 5120, 64, 8, 25600, 151936, architectures=["Qwen3ForCausalLM"], max_position_embeddings=40960)
 
 
+@cache
 def sized(folder, name, *overrides):
     return size_plan([f"model.path={folder}", *overrides], (), facts_of(sheet(name)))
 

@@ -56,9 +56,13 @@ class Family(ArchitectureConformance):
         if "model_name" in metafunc.fixturenames:
             function = metafunc.function.__name__
             names = list(self.models()) if function.endswith("of_the_reference") else self.in_steps
-            is_slow = self.is_like_llama and function == Family.test_an_engine_answers_like_the_reference.__name__
-            marks = (pytest.mark.slow,) if is_slow else ()
-            metafunc.parametrize("model_name", [pytest.param(name, marks=marks) for name in names])
+            quick = names
+            if function == Family.test_greedy_tokens_are_those_of_the_reference.__name__:
+                quick = self.in_steps  # of the others, logits are compared
+            elif function == Family.test_an_engine_answers_like_the_reference.__name__ and self.is_like_llama:
+                quick = ()
+            marked = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+            metafunc.parametrize("model_name", marked)
 
     def make(self) -> Architecture:
         made: Architecture = self.plugin(SlotConfig())

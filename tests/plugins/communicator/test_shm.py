@@ -23,7 +23,13 @@ class TestInThreads(NativeConformance):
 
 
 class TestInProcesses(InProcesses, NativeConformance):
-    sizes = (2, 3, 4)
+    sizes = (2, 3)
+    maker = staticmethod(makes.shm)
+
+
+@pytest.mark.slow
+class TestFourRanks(InProcesses, NativeConformance):
+    sizes = (4,)
     maker = staticmethod(makes.shm)
 
 

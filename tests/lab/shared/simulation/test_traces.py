@@ -134,6 +134,7 @@ def test_files_packed_by_gzip_and_a_limit(tmp_path: Path) -> None:
         ("[1]", "expected a list of conversations"),
         ("", "the file is empty"),
         ("a,b\n", "of no known format; expected one of engine, azure"),
+        ('{"type": "step", "at_s": 1.0}\n', "events of exporter jsonl; exporter=\\[trace\\]"),
     ],
 )  # fmt: skip
 def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.selection import few
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import bundled_dir
 from engine.checkpoint.tensors import CheckpointError
+from engine.cli.main import main
 from engine.service.offline import LLM
 
 SMALL = ("device=cpu", "model.max_len=64", "scheduler.max_requests=2", "exporter=[]", "overlap=false")
@@ -48,9 +50,22 @@ def configured(folder: Path, quantization: dict[str, Any]) -> Path:
     return folder
 
 
-def engine(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine.cli.main", *words, "device=cpu", "exporter=[]"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def engine(capfd: pytest.CaptureFixture[str]) -> Command:
+    """A command with these words: in this process, and ``serve`` in one of its own."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        words = (*words, "device=cpu", "exporter=[]")
+        if words[0] == "serve":
+            command = [sys.executable, "-m", "engine.cli.main", *words]
+            return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        capfd.readouterr()
+        return subprocess.CompletedProcess(words, main([*words]), *capfd.readouterr())
+
+    return run
 
 
 def get(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -104,7 +119,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized_bundled(tmp_path_factory.mktemp("w4"), FOUR_BITS)
 
 
-def test_check_says_that_a_quantized_checkpoint_fits(four_bits: Path) -> None:
+def test_check_says_that_a_quantized_checkpoint_fits(four_bits: Path, engine: Command) -> None:
     done = engine("check", "--build", f"model.path={four_bits}")
     assert done.returncode == 0, done.stderr
     assert "every selected plugin is built" in done.stderr and "activations=auto" in done.stdout
@@ -112,7 +127,7 @@ def test_check_says_that_a_quantized_checkpoint_fits(four_bits: Path) -> None:
 
 @pytest.mark.parametrize("words", [("check",), ("serve", "server.port=0")])
 def test_what_cannot_be_read_is_refused_with_every_reason_and_no_traceback(
-    words: tuple[str, ...], tmp_path: Path
+    words: tuple[str, ...], tmp_path: Path, engine: Command
 ) -> None:
     shutil.copytree(bundled_dir(), tmp_path / "copy")
     quantization = {"quant_method": "awq", "bits": 3, "version": "gemv", "zero_point": True}
@@ -126,7 +141,7 @@ def test_what_cannot_be_read_is_refused_with_every_reason_and_no_traceback(
     "words", [("check", "--build"), pytest.param(("serve", "server.port=0"), marks=pytest.mark.slow)]
 )
 def test_what_only_headers_show_is_refused_before_loading(
-    words: tuple[str, ...], four_bits: Path, tmp_path: Path
+    words: tuple[str, ...], four_bits: Path, tmp_path: Path, engine: Command
 ) -> None:
     folder = shutil.copytree(four_bits, tmp_path / "mixed")
     mixed = FOUR_BITS.quantization | {"ignore": ["lm_head", "re:.*layers\\.[01]\\.self_attn\\.q_proj"]}
@@ -148,13 +163,13 @@ def test_a_cache_scale_that_cannot_be_stops_only_plans_that_use_it(tmp_path: Pat
         LLM(str(folder), [*SMALL, "kv_format=fp8"])
 
 
-def test_another_quantizer_is_refused_and_told_who_reads_it(four_bits: Path) -> None:
+def test_another_quantizer_is_refused_and_told_who_reads_it(four_bits: Path, engine: Command) -> None:
     done = engine("check", f"model.path={four_bits}", "quantizer=int8")
     assert done.returncode == 2
     assert "already quantized (quant_method=compressed-tensors); quantizer=checkpoint reads that" in done.stderr
 
 
-def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_path: Path) -> None:
+def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_path: Path, engine: Command) -> None:
     shutil.copytree(bundled_dir(), tmp_path / "copy")
     inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
     (tmp_path / "copy" / "hf_quant_config.json").write_text(json.dumps({"quantization": inner}))

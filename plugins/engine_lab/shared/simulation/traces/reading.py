@@ -55,4 +55,6 @@ def format_of(path: Path) -> str:
         return "dynamo"
     if {"input_length", "input_tokens", "hash_ids"} & record.keys():
         return "mooncake"
+    if {"type", "at_s"} <= record.keys():
+        raise TraceError(f"{path}: events of exporter jsonl; exporter=[trace] exporter.trace.path=FILE records a trace")
     raise TraceError(f"{path}: of no known format; expected one of {', '.join(FORMATS)}; --format names it")
