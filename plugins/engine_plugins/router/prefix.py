@@ -1,9 +1,9 @@
 """Router ``prefix``: the engine on which a request adds least to what has to be computed.
 
 Each engine's score is the prompt tokens that wait there and those of this request that its prefix cache lacks, times
-the sequences it has and one more (LMetric, arXiv:2603.15202). A long prefix in the cache of an engine draws requests
-there until others would answer sooner, without a threshold. Equal scores: the fewest tokens in flight; equal ones
-take turns.
+the sequences it has and :data:`STEP_SEQUENCES` (LMetric, arXiv:2603.15202, has 1 there). A long prefix in the cache of
+an engine draws requests there until others would answer sooner, without a threshold. Equal scores: the fewest tokens
+in flight; equal ones take turns.
 
 What an engine has cached is not asked but remembered: the block keys of the prompts that were sent there, the least
 recently used ones forgotten first. An engine that was started again, or is down, has nothing.
@@ -28,6 +28,10 @@ from engine_plugins.router.round_robin import rotated
 
 MOST_HASHED = 4096
 """Most blocks of a request that are hashed: others wait for it. What comes after them counts as not cached."""
+
+STEP_SEQUENCES = 8
+"""A step that decodes one sequence costs about as much as one that decodes so many more: mostly it reads weights. With
+1, as LMetric has it, conversations leave the engine that has them for one that is nearly idle."""
 
 Chain = Sequence[bytes]
 """The keys of a prompt's full blocks, in order."""
@@ -100,7 +104,7 @@ class PrefixRouter:
         for engine in engines:
             cached = self._cached(engine, request, chains[engine.block_size])
             new = (prompt_tokens - sum(cached)) * request.n
-            score = (engine.queued_tokens + new) * (engine.sequences + 1)
+            score = (engine.queued_tokens + new) * (engine.sequences + STEP_SEQUENCES)
             scored.append((score, engine.queued_tokens + engine.running_tokens, engine, cached))
         scored.sort(key=lambda each: each[:2])
         _, _, first, cached = scored[0]

@@ -12,7 +12,7 @@ from engine.contracts.request import SamplingParams
 from engine.contracts.router import Attempts
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, REQUEST, RouterConformance
-from engine_plugins.router.prefix import Index, PrefixConfig, PrefixRouter, chains_of
+from engine_plugins.router.prefix import STEP_SEQUENCES, Index, PrefixConfig, PrefixRouter, chains_of
 
 
 def make(max_blocks: int = 10_000) -> PrefixRouter:
@@ -59,15 +59,15 @@ def test_without_anything_shared_load_is_spread_evenly():
 
 
 def test_a_hot_prefix_does_not_pile_up_on_one_engine():
-    """All prompts begin alike: the first engine that has computed it would win by prefix alone. It gets as many
-    sequences as a whole prompt is longer than what is new of it, then the next one computes it, too."""
-    fleet = Fleet(make(), "abcd")
-    for i in range(96):
-        asked = request(i, text(0, 14) + text(1 + i, 2))
+    """All prompts begin alike: the first engine that has computed it would win by prefix alone. It gets sequences until
+    they make up for how much longer a whole prompt is than what is new of it, then the next one computes it, too."""
+    fleet, most = Fleet(make(), "abcd"), 3 * STEP_SEQUENCES  # of prompts that are four times as long
+    for i in range(8 * most):
+        asked = request(i, text(0, 6) + text(1 + i, 2))
         fleet.send(asked)
         fleet.begin(asked)
-        assert max(load.sequences for load in fleet.loads.values()) <= max(8, i // 4 + 8)
-    assert [load.sequences for load in fleet.loads.values()] == [24] * 4
+        assert max(load.sequences for load in fleet.loads.values()) <= max(most, i // 4 + most)
+    assert [load.sequences for load in fleet.loads.values()] == [2 * most] * 4
 
 
 def test_a_prefix_is_computed_again_where_its_engine_has_too_much_to_do():
