@@ -220,7 +220,7 @@ class Recorded:
     def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         self.requests.append(request)
         self.fleets.append(fleet)
-        return self.route or Attempts((fleet[-1].engine_id,), "the last")
+        return self.route or Attempts((fleet[-1].engine_id,), "the\nlast")
 
     def begun(self, request: ApiRequest, engine_id: str) -> None:
         self.sent.append(engine_id)

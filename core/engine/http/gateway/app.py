@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -31,7 +32,6 @@ def build_gateway(
 ) -> web.Application:
     """Call inside a running event loop."""
     targets = Targets(settings.gateway.targets)
-
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
             exporter.watch(targets.readings)
@@ -69,4 +69,4 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     state.session = new_session()
     yield
     await state.session.close()
-    state.bus.close()
+    await asyncio.to_thread(state.bus.close)

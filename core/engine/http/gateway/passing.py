@@ -387,8 +387,10 @@ class Passing:
         """Of the target's, and which target it is."""
         assert self._target is not None
         passed = {name: reply.headers[name] for name in PASSED_ON if name in reply.headers}
-        reason = {"X-Route-Reason": self._placed.reason} if self._attempt == 1 and self._placed.reason else {}
-        return {**passed, "X-Target": self._target.id, "X-Attempt": str(self._attempt), **reason}
+        found = {**passed, "X-Target": self._target.id, "X-Attempt": str(self._attempt)}
+        if self._attempt == 1 and (reason := " ".join(self._placed.reason.split())):  # a header is one line
+            found["X-Route-Reason"] = reason
+        return found
 
     def _since_ms(self) -> float:
         return (time.monotonic() - self._arrival.received_s) * 1e3

@@ -56,11 +56,12 @@ class Gateway(Listener):
 
     async def _announce(self) -> None:
         """Say that the gateway is ready, and which targets are."""
-        said_s = self._clock = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        said_s = clock()
         while (why_not := self.state.not_ready()) is not None:
             await asyncio.sleep(0.05)
-            if (now_s := asyncio.get_running_loop().time()) - said_s > SAYS_S:
-                said_s = now_s
+            if clock() - said_s > SAYS_S:
+                said_s = clock()
                 self._say(f"waiting: {why_not}")
         for target in self.state.targets.values():
             self._say(f"target {target.id}: {target.why_not or ', '.join(target.models)}")
