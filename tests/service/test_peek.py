@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.contracts.router import UNIT_BYTES
 from engine.service.errors import ApiError
-from engine.service.peek import MOST_CHOICES, SMALL_BYTES, Peek, peek, units
+from engine.service.peek import MOST_CHOICES, MOST_FIELDS, MOST_PROMPT_BYTES, SMALL_BYTES, Peek, peek, units
 
 FIELDS = ("tools", "messages")
 
@@ -36,8 +36,25 @@ def test_a_body_that_says_nothing_is_of_the_default(streams: bool) -> None:
 
 
 def test_values_of_a_wrong_type_are_left_for_the_server_to_refuse() -> None:
-    found = of({"model": 7, "n": "many", "stream": "yes", "user": [], "cache_salt": {}})
-    assert (found.model, found.n, found.stream, found.user, found.cache_salt) == (None, 1, False, None, "")
+    found = of({"model": 7, "user": [], "cache_salt": {}})
+    assert (found.model, found.user, found.cache_salt) == (None, None, "")
+
+
+@pytest.mark.parametrize("wrong", [{"stream": 1}, {"stream": "true"}, {"n": "2"}, {"n": 2.0}])
+def test_what_some_servers_would_take_for_another_way_to_answer_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        of(wrong)
+    assert (refused.value.kind, refused.value.param) == ("invalid", next(iter(wrong)))
+
+
+def test_a_body_of_many_fields_is_refused() -> None:
+    with pytest.raises(ApiError, match="fields"):
+        of({f"f{i}": 0 for i in range(MOST_FIELDS + 1)})
+
+
+def test_a_long_prompt_is_placed_like_its_beginning() -> None:
+    data = b"abcd" * (MOST_PROMPT_BYTES // 4)
+    assert units(data + b"efgh") == units(data)
 
 
 @pytest.mark.parametrize(("sent", "n"), [(0, 1), (-5, 1), (2, 2), (10**30, MOST_CHOICES), (True, 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.service.targets import LONGEST_PAUSE_S, MOST_FAILURES, PAUSE_S, Breaker, Target, Targets
+from engine.service.targets import LONGEST_PAUSE_S, MOST_FAILURES, PAUSE_S, Breaker, Target, Targets, taking
 
 
 class Clock:
@@ -86,7 +86,7 @@ def test_a_target_takes_requests_while_it_is_ready_and_neither_drained_nor_faili
     target.is_ready({"m": {}})
     assert target.takes_requests and target.why_not is None and target.starts == 1
     target.drain()
-    assert target.why_not == "draining" and not target.view("m").alive
+    assert target.why_not == "draining" and not taking([target])
     target.draining = False
     fail(target.breaker, MOST_FAILURES)
     assert target.why_not == "failed 3 requests in a row"
@@ -129,6 +129,20 @@ def test_a_target_may_take_longer_prompts_unless_both_say_how_long_theirs_are(
     second.is_ready({"m": {"max_model_len": there}})
     assert first.may_exceed(second, "m") is may
     assert first.may_exceed(second, "another one")
+
+
+def test_targets_that_only_rest_take_requests_where_no_other_does() -> None:
+    one, other = Target.at("http://h:1"), Target.at("http://h:2")
+    for target in (one, other):
+        target.is_ready({"m": {}})
+    fail(one.breaker, MOST_FAILURES)
+    assert taking([one, other]) == [other]
+    fail(other.breaker, MOST_FAILURES)
+    assert taking([one, other]) == [one, other]
+    one.drain()
+    assert taking([one, other]) == [other]
+    other.is_down("cannot be reached", lets_go=False)
+    assert taking([one, other]) == []
 
 
 def two() -> Targets:

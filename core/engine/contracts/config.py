@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 64
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
-_TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/\-]*)?")
+_TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(?:/[A-Za-z0-9._~/\-]*)?")
 """Of a server: keys do not belong into URLs."""
 
 
@@ -372,7 +372,7 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         for url in self.targets:
-            if not _TARGET.fullmatch(url):
+            if not (found := _TARGET.fullmatch(url)) or int(found[1] or 80) not in range(1, 65536):
                 raise ValueError(f"gateway.targets: {url!r} is no URL like http://HOST:PORT")
         if len(names := {url.split("/")[2] for url in self.targets}) < len(self.targets):
             raise ValueError(f"gateway.targets: {len(self.targets)} URLs of {len(names)} servers; name each one once")

@@ -39,8 +39,9 @@ class TooFewFiles(RuntimeError):
     """The limit on open files leaves no room for connections; the message says what would."""
 
 
-def most_connections(asked: int | None) -> int:
+def most_connections(asked: int | None, files_each: int = 1) -> int:
     """How many connections the limit on open files allows, which is raised as far as it goes. ``asked``: fewer.
+    ``files_each``: what each of them may take.
 
     Raises :class:`TooFewFiles`.
     """
@@ -51,9 +52,9 @@ def most_connections(asked: int | None) -> int:
         soft = wanted
     files = MOST_FILES if soft == resource.RLIM_INFINITY else soft
     taken = len(os.listdir("/proc/self/fd")) + SPARE_FILES if os.path.isdir("/proc/self/fd") else 2 * SPARE_FILES
-    if files <= taken:
+    if (most := (files - taken) // files_each) < 1:
         raise TooFewFiles(f"the limit on open files is {files}; expected more than {taken} (ulimit -n)")
-    return files - taken if asked is None else min(asked, files - taken)
+    return most if asked is None else min(asked, most)
 
 
 class Connections:

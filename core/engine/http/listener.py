@@ -8,6 +8,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from aiohttp import web
 
@@ -27,6 +28,9 @@ def to_stderr(line: str) -> None:
 
 class Listener(ABC):
     """One listener, and what it answers for."""
+
+    files_each: ClassVar[int] = 1
+    """Open files that a connection may take."""
 
     def __init__(self, settings: ServerSettings, say: Callable[[str], None] = to_stderr) -> None:
         """``say`` shows a line to the person who started the process."""
@@ -80,7 +84,7 @@ class Listener(ABC):
     async def listen(self) -> None:
         """Open the listener. Raises ``OSError``, :class:`engine.http.connections.TooFewFiles`."""
         settings = self._settings
-        limit = most_connections(settings.max_connections)
+        limit = most_connections(settings.max_connections, self.files_each)
         asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
         self.app = self.build()
         self._runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=ABORT_S)

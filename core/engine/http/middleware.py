@@ -71,7 +71,10 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         return http_error_response(error, request.method, body)
     except ConnectionError:
-        raise  # the client is gone; there is nobody to tell
+        # The client is gone, or reads nothing: closing would wait for it to read what is left.
+        if request.transport is not None:
+            request.transport.abort()
+        raise
     except Exception as error:
         # The last resort: the fault is logged by type and place, the client learns nothing internal.
         log.error("handler failed", error=type(error).__name__, at=_place(error), request_id=request[REQUEST_ID])

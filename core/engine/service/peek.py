@@ -11,6 +11,11 @@ from engine.contracts.router import UNIT_BYTES
 from engine.service.errors import bad_request
 
 MOST_CHOICES = 128
+MOST_PROMPT_BYTES = 1024 * 1024
+"""So many bytes of a prompt are made numbers, which take ten times the room. A longer one is placed like its
+beginning."""
+MOST_FIELDS = 1024
+"""More than any API has. Each takes time, during which nothing else happens."""
 SMALL_BYTES = 4096
 """Fields with more bytes are not shown to routers."""
 
@@ -39,6 +44,8 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
     unless the body says otherwise. Raises :class:`ApiError` ``invalid``."""
     try:
         raw = _fields.decode(body)
+        if len(raw) > MOST_FIELDS:
+            raise bad_request(f"The request has {len(raw)} fields, expected at most {MOST_FIELDS}.")
         small = {name: value for name, value in raw.items() if name not in prompt and len(bytes(value)) <= SMALL_BYTES}
         fields = {name: msgspec.json.decode(value) for name, value in small.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -48,8 +55,8 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
     return Peek(
         model=_of(fields, "model", str, None),
         prompt=units(b"".join([bytes(raw[name]).rstrip(b"]") for name in prompt if name in raw])),
-        n=max(1, min(MOST_CHOICES, _of(fields, "n", int, 1))),
-        stream=_of(fields, "stream", bool, streams),
+        n=max(1, min(MOST_CHOICES, _must_be(fields, "n", int, 1))),
+        stream=_must_be(fields, "stream", bool, streams),
         user=_of(fields, "user", str, None),
         cache_salt=_of(fields, "cache_salt", str, ""),
         goes_on=fields.get("previous_response_id") is not None,
@@ -59,7 +66,8 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
 
 def units(data: bytes) -> tuple[int, ...]:
     """The bytes of a prompt as numbers that stand for its tokens: at least one."""
-    whole = len(data) - len(data) % UNIT_BYTES
+    size = min(len(data), MOST_PROMPT_BYTES)
+    whole = size - size % UNIT_BYTES
     return tuple(memoryview(data)[:whole].cast("I")) or (0,)
 
 
@@ -67,3 +75,11 @@ def _of(fields: Mapping[str, Any], name: str, kind: type[Any], default: Any) -> 
     """``null`` is the default; what is of another type is for the server to refuse, which is asked for the default."""
     value = fields.get(name)
     return value if isinstance(value, kind) else default
+
+
+def _must_be(fields: Mapping[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    """As :func:`_of`, but another type is refused here: servers that took it for one of this type would answer in a
+    way that is not expected of them, which counts as a failure."""
+    if not isinstance(fields.get(name), kind | None):
+        raise bad_request(f"{name} has the wrong type.", name)
+    return _of(fields, name, kind, default)

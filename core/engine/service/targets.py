@@ -96,13 +96,13 @@ class Target:
     def takes_requests(self) -> bool:
         return self.why_not is None
 
-    def view(self, model: str) -> EngineView:
-        """What a router sees of it, for requests of one model."""
+    def view(self, model: str, *, alive: bool) -> EngineView:
+        """What a router sees of it, for requests of one model. ``alive``: whether it may get one."""
         load = self.load
         return EngineView(
             self.id,
             model,
-            self.takes_requests,
+            alive,
             running=0,
             waiting=0,
             kv_used=0.0,
@@ -145,6 +145,13 @@ class Target:
     def _let_go(self) -> None:
         for sending in tuple(self.sendings):
             sending.leave()
+
+
+def taking(targets: Sequence[Target]) -> list[Target]:
+    """Those that take requests. Where none does, those that only rest: a rest is there to spare requests a failure,
+    not to fail all of them."""
+    able = [target for target in targets if target.takes_requests]
+    return able or [target for target in targets if target.state == "ready" and not target.draining]
 
 
 class Targets(dict[str, Target]):

@@ -15,12 +15,14 @@ from collections.abc import Callable
 import pytest
 
 from engine.counters.gateway import REQUESTS, RETRIES
+from engine.http.sse import DeferredHeaders
 from engine.service.targets import MOST_FAILURES
 
 from ...service.fakes import MemoryExporter, in_loop
 from .fakes import (
     APIS,
     CHAT,
+    FOREVER_S,
     JSON,
     OLLAMA,
     SSE,
@@ -37,6 +39,7 @@ from .fakes import (
     healthy,
     healthy_whole,
     request_bytes,
+    stream_type,
     until,
 )
 
@@ -148,6 +151,18 @@ async def test_a_target_that_always_fails_is_left_alone_after_three_requests(sta
             outcome = await client.ask()
             assert (outcome.words, outcome.headers["x-attempt"]) == (b.words, "1")
         assert len(a.asked) == MOST_FAILURES
+
+
+@in_loop
+async def test_a_target_that_always_fails_is_asked_where_there_is_no_other() -> None:
+    a = Backend("a", then=refusing(500))
+    async with before(a) as client:
+        for _ in range(MOST_FAILURES + 2):
+            assert (await client.ask()).status == 500
+        assert client.target(a).breaker.is_open
+        assert (await client.json("/ready"))["status"] == "ready"
+        a.then = healthy
+        assert (await client.ask()).words == a.words
 
 
 @BOTH
@@ -439,7 +454,60 @@ async def test_an_error_event_that_is_the_requests_own_is_the_answer() -> None:
         assert outcome.headers["content-type"].startswith("text/event-stream")
 
 
+@in_loop
+async def test_an_error_event_after_which_nothing_comes_moves_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.http.gateway.passing.REFUSAL_S", 0.2)
+
+    async def says_error_and_hangs(exchange: Exchange) -> None:
+        await streaming(error_of(CHAT))(exchange)
+        await exchange.until_gone()
+
+    a, b = Backend("a", [says_error_and_hangs]), Backend("b")
+    async with before(a, b) as client:
+        assert moved(await client.ask(), b)
+
+
+@in_loop
+async def test_a_key_that_is_refused_after_a_comment_is_out_ends_the_stream_in_an_error() -> None:
+    a, b = Backend("a", [streaming(b": keepalive\n", then=Exchange.cut)]), Backend("b", then=refusing(401))
+    async with before(a, b) as client:
+        outcome = await client.ask()
+        assert (outcome.kind, outcome.status) == ("error", 200) and outcome.body.count(b'"error"') == 1
+        assert b"key_env" in outcome.body and b"HTTP/1.1" not in outcome.body
+
+
 # Other faults of whole answers.
+
+
+@BOTH
+@in_loop
+async def test_a_header_that_cannot_be_sent_is_left_out(stream: bool) -> None:
+    async def odd(exchange: Exchange) -> None:
+        body = b"".join(exchange.stream) if stream else exchange.whole
+        kind = (SSE if stream else JSON) + "; odd=\x01"
+        await exchange.reply(200, body, kind, "Vary: \xff", "Retry-After: 3")
+
+    a = Backend("a", [odd])
+    async with before(a) as client:
+        status, headers, body = await client.request("POST", CHAT, body_for(CHAT, stream))
+        assert (status, headers["retry-after"]) == (200, "3") and b"a5" in body
+        assert "odd" not in headers["content-type"]
+
+
+@BOTH
+@in_loop
+async def test_a_target_that_says_too_much_loses_the_request(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.http.gateway.passing.MOST_ANSWER_BYTES", 1000)
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.begin(stream_type(CHAT) if stream else JSON)
+        piece = error_of(CHAT) if stream else b" " * 100
+        while True:
+            await exchange.pieces(piece)
+
+    a, b = Backend("a", [endless]), Backend("b")
+    async with before(a, b) as client:
+        assert moved(await client.ask(stream=stream), b)
 
 
 async def truncated(exchange: Exchange) -> None:
@@ -614,3 +682,65 @@ async def test_a_client_that_hangs_up_ends_the_request_at_the_target(stream: boo
         writer.close()
         await asyncio.wait_for(a.left.wait(), 10)
         assert client.target(a).breaker.failures == 0
+
+
+async def floods(exchange: Exchange) -> None:
+    """A stream without end."""
+    await exchange.begin()
+    while True:
+        await exchange.pieces(exchange.stream[1] * 1000)
+
+
+@in_loop
+async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.http.gateway.passing.WRITE_TIMEOUT_S", 0.3)
+    a = Backend("a", [floods])
+    async with before(a) as client:
+        _, writer = await asyncio.open_connection("127.0.0.1", client.gateway.port, limit=1024)
+        writer.write(request_bytes("POST", CHAT, body_for(CHAT, True)))
+        await asyncio.wait_for(a.left.wait(), 20)
+        await until(lambda: not client.gateway.connections.open)
+        assert client.target(a).breaker.failures == 0, "it was not its fault"
+        writer.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@in_loop
+async def test_a_client_that_does_not_read_the_end_is_cut_off_and_the_gateway_goes_on(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(response: DeferredHeaders, data: bytes = b"") -> None:
+        await asyncio.sleep(FOREVER_S)
+
+    monkeypatch.setattr("engine.http.gateway.passing.WRITE_TIMEOUT_S", 0.5)
+    a = Backend("a", [healthy if whole else part_of_stream(Exchange.cut)])
+    async with before(a, silence_s=0.1) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredHeaders, "write_eof", never)
+            reply = await client.raw(request_bytes("POST", CHAT, body_for(CHAT, True)))
+        assert not reply.endswith(b"0\r\n\r\n") and not client.gateway.connections.open
+        assert client.gateway.state.admission.in_flight == 0
+        probes = len(a.probed)
+        await until(lambda: len(a.probed) > probes + 2)
+        assert (await client.ask()).words == a.words
+
+
+@in_loop
+async def test_large_requests_that_have_begun_keep_no_others_out() -> None:
+    async def begins(exchange: Exchange) -> None:
+        await part_of_stream(None)(exchange)
+        await exchange.until_gone()
+
+    a = Backend("a", then=begins)
+    async with before(a, server={"max_body_bytes": 100_000}) as client:
+        body = request_bytes("POST", CHAT, body_for(CHAT, True, messages=["x" * 99_000]))
+        writers = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.port)
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readuntil(b"a0")
+            writers.append(writer)
+        assert client.gateway.state.bodies.taken == 0
+        for writer in writers:
+            writer.close()

@@ -46,7 +46,7 @@ async def test_a_target_that_comes_back_has_started_again() -> None:
         await a.start()
         await until(lambda: target.takes_requests)
         assert (target.starts, target.breaker.failures, client.target(b).starts) == (2, 0, 1)
-        assert target.view("tiny").starts == 2
+        assert target.view("tiny", alive=True).starts == 2
         assert (await client.ask()).words == a.words
 
 
@@ -75,6 +75,8 @@ async def test_a_target_that_does_not_answer_probes_loses_what_it_has_not_begun(
         ((200, b'{"data": ["tiny"]}'), "/v1/models is no list of models"),
         ((200, b'{"data": [{"name": "tiny"}]}'), "/v1/models is no list of models"),
         ((200, b"\xff"), "/v1/models is no list of models"),
+        ((200, b"[" * 100_000), "/v1/models is no list of models"),
+        ((200, b" " * (probing.MOST_BYTES + 1)), f"a page says more than {probing.MOST_BYTES} bytes"),
     ],
 )
 @in_loop

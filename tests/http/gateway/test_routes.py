@@ -64,6 +64,13 @@ async def test_a_model_that_nobody_has_is_not_found_once_all_targets_are_known()
 
 
 @in_loop
+async def test_an_error_names_some_of_many_models() -> None:
+    async with before(Backend("a", models=tuple([f"m{i}" for i in range(1000)]))) as client:
+        outcome = await client.ask(model="huge")
+        assert outcome.status == 404 and b"'m0'" in outcome.body and len(outcome.body) < 1000
+
+
+@in_loop
 async def test_a_gateway_is_ready_while_every_model_has_a_target() -> None:
     a, b = Backend("a", models=("x",)), Backend("b", models=("y",))
     async with before(a, b) as client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import aiohttp
@@ -16,11 +16,13 @@ from aiohttp import web
 from engine.contracts.events import ProxiedEvent
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
+from engine.http.bodies import Body
 from engine.http.compression import accepted
 from engine.http.endpoints import Endpoint
 from engine.http.errors import HttpError, status_of
 from engine.http.format import Format
 from engine.http.gateway.probing import headers_for, timeout_of
+from engine.http.gateway.reading import NoAnswer, read_at_most
 from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.incoming import arrival_of, client_of
 from engine.http.middleware import REQUEST_ID
@@ -29,7 +31,7 @@ from engine.service.admission import Flight
 from engine.service.errors import ApiError, bad_request
 from engine.service.load import Share
 from engine.service.peek import peek
-from engine.service.targets import Target
+from engine.service.targets import Target, taking
 from engine.service.timings import Arrival
 
 WAIT_S = 15.0
@@ -37,6 +39,10 @@ WAIT_S = 15.0
 POLL_S = 0.05
 MOST_BREAKS = 2
 """A request under which so many targets broke off fails: it may be what they died of."""
+MOST_ANSWER_BYTES = 256 * 1024 * 1024
+"""Of a whole answer, which is held until its last byte has come."""
+REFUSAL_S = 5.0
+"""What follows an error that begins a stream must come so soon."""
 TOO_LONG = "context_length_exceeded"
 """The code of a refusal that a target with a longer context may not repeat."""
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
@@ -56,8 +62,7 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
     state = gateway_of(http)
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
-        data = body.data
-        peeked = peek(data, endpoint.prompt, streams=endpoint.streams)
+        peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
         with state.admission.enter(client_of(http, peeked.user), peeked.n) as flight:
             model, targets = state.serving(peeked.model)
             if peeked.goes_on and len(targets) > 1:
@@ -79,11 +84,12 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
                 echo=False,
                 fields=peeked.fields,
             )
-            asked = Asked(http, state, flight, api, targets, data, endpoint.format)
+            asked = Asked(http, state, flight, api, targets, body, endpoint.format)
+            del peeked, api  # they hold the prompt
             return await Passing(asked, arrival_of(http, received_s, time.monotonic())).answer()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A request, as it came in."""
 
@@ -93,8 +99,13 @@ class Asked:
     api: ApiRequest
     targets: list[Target]
     """Those that have its model."""
-    body: bytes
+    body: Body
     form: type[Format]
+
+    def forget(self) -> None:
+        """It has begun, so it is sent nowhere any more: drop what is large."""
+        self.body.release()
+        self.api = replace(self.api, prompts=((),))
 
 
 class Elsewhere(Exception):
@@ -106,10 +117,6 @@ class Elsewhere(Exception):
         super().__init__()
         self.failure = failure
         self.broke = broke
-
-
-class NoAnswer(aiohttp.ClientPayloadError):
-    """A target answered with status 200 and what is no answer."""
 
 
 class Passing:
@@ -153,7 +160,9 @@ class Passing:
             return await self._failed(failure)
         except ApiError as error:
             self._status = status_of(error)
-            raise
+            if self._response is None:
+                raise
+            return await self._failed(error)
         except Exception as error:
             self._status = 499 if isinstance(error, ConnectionError) else 500
             raise
@@ -209,7 +218,7 @@ class Passing:
         but the last one only where there is no other."""
         order = [self._state.targets[name] for name in self._placed.engines]
         order += [target for target in self._asked.targets if target not in order]
-        ready = [target for target in order if target.takes_requests]
+        ready = taking(order)
         new = [target for target in ready if target.id not in self._tried]
         old = sorted(ready, key=lambda target: target is self._target) if again else []
         return next(iter([*new, *old]), None)
@@ -224,11 +233,14 @@ class Passing:
         self._tried.add(target.id)
         self._target, self._over, self._last_s = target, "", self._clock()
         self._limit = asyncio.timeout(self._settings.first_byte_s)
-        target.sendings.add(self)
         self._state.placing[asked.api.model].begun(asked.api, target.id)
         try:
             async with self._limit:
-                return await self._sent(target, share)
+                target.sendings.add(self)
+                try:
+                    return await self._sent(target, share)
+                finally:
+                    target.sendings.discard(self)  # a limit that is over cannot be changed
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             target.is_down("cannot be reached", lets_go=False)
             target.breaker.failed()
@@ -242,7 +254,6 @@ class Passing:
             return await self._broken(target, _no_answer() if isinstance(error, NoAnswer) else _broke_off())
         finally:
             share.end()
-            target.sendings.discard(self)
 
     async def _sent(self, target: Target, share: Share) -> web.StreamResponse:
         asked, state = self._asked, self._state
@@ -257,7 +268,7 @@ class Passing:
             **headers_for(state),
         }
         url, timeout = target.url + asked.http.path, timeout_of(self._settings)
-        asking = state.session.post(url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False)
+        asking = state.session.post(url, data=asked.body.data, headers=headers, timeout=timeout, allow_redirects=False)
         async with asking as reply:
             if reply.status in (401, 403):
                 raise HttpError(502, "A target refused the gateway's key (gateway.key_env).", code="bad_gateway")
@@ -268,7 +279,7 @@ class Passing:
                 if reply.content_type != asked.form.stream_type.partition(";")[0] or coding != "identity":
                     raise NoAnswer(f"no stream, but {reply.content_type} ({coding})")
                 return await self._streamed(reply, target, share)
-            data = await reply.read()
+            data = await read_at_most(reply.content, MOST_ANSWER_BYTES)
             whole = self._whole(reply, data)
             if reply.status in (408, 429) or reply.status >= 500:  # another target might answer
                 if reply.status != 429:
@@ -314,16 +325,24 @@ class Passing:
         self._has_begun, self._over = True, ""  # it cannot leave any more
         self._limit.reschedule(None)
         self._first_ms = self._since_ms()
+        self._asked.forget()
         share.took(1)
 
-    async def _ended(self) -> web.StreamResponse:
+    async def _ended(self, last: bytes = b"") -> web.StreamResponse:
+        """The end of what is out. Raises ``ConnectionError`` when the client is gone or stuck."""
         assert self._response is not None
-        await self._response.write_eof()
+        self._last_s, self._is_writing = self._clock(), True
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._response.write_eof(last)
+        except TimeoutError:
+            raise _unread() from None
         return self._response
 
     async def _refused(self, reply: aiohttp.ClientResponse, target: Target, piece: bytes) -> web.StreamResponse:
         """A stream that begins with an error. Raises :class:`Elsewhere` unless that is the request's own."""
-        refusal = self._whole(reply, piece + await reply.content.read())
+        self._limit.reschedule(self._clock() + REFUSAL_S)
+        refusal = self._whole(reply, piece + await read_at_most(reply.content, MOST_ANSWER_BYTES))
         if b'"invalid_request_error"' not in _body_of(refusal):
             target.breaker.failed()
             raise Elsewhere(refusal)
@@ -342,7 +361,7 @@ class Passing:
         if self._over == "left":
             raise Elsewhere(failure)
         if self._over == "unread":
-            raise ConnectionResetError("the client does not read its stream")
+            raise _unread()
         if self._is_whole:  # what it does afterwards is no news
             return await self._ended()
         target.breaker.failed()
@@ -358,9 +377,7 @@ class Passing:
             if isinstance(failure, web.Response):
                 return failure
             raise failure
-        if not self._is_whole:
-            await self._response.write(self._ending(failure))
-        return await self._ended()
+        return await self._ended(b"" if self._is_whole else self._ending(failure))
 
     def _ending(self, failure: ApiError | web.Response) -> bytes:
         """Of a stream that failed."""
@@ -386,11 +403,12 @@ class Passing:
     def _headers(self, reply: aiohttp.ClientResponse) -> dict[str, str]:
         """Of the target's, and which target it is."""
         assert self._target is not None
-        passed = {name: reply.headers[name] for name in PASSED_ON if name in reply.headers}
-        found = {**passed, "X-Target": self._target.id, "X-Attempt": str(self._attempt)}
+        found = {name: reply.headers.get(name, "\n") for name in PASSED_ON}
+        passed = {name: value for name, value in found.items() if value.isprintable()}  # others cannot be sent
+        headers = {**passed, "X-Target": self._target.id, "X-Attempt": str(self._attempt)}
         if self._attempt == 1 and (reason := " ".join(self._placed.reason.split())):  # a header is one line
-            found["X-Route-Reason"] = reason
-        return found
+            headers["X-Route-Reason"] = reason
+        return headers
 
     def _since_ms(self) -> float:
         return (time.monotonic() - self._arrival.received_s) * 1e3
@@ -440,6 +458,10 @@ def _why(failure: ApiError | web.Response) -> str:
 def _nobody(targets: list[Target]) -> ApiError:
     reasons = ", ".join(f"{target.id}: {target.why_not}" for target in targets)
     return ApiError("unavailable", f"No target takes requests ({reasons}).", code="not_ready", retry_after_s=2)
+
+
+def _unread() -> ConnectionError:
+    return ConnectionResetError("the client does not read its stream")
 
 
 def _unreachable() -> ApiError:

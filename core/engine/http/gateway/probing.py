@@ -11,11 +11,14 @@ import msgspec
 import structlog
 
 from engine.contracts.config import GatewaySettings
+from engine.http.gateway.reading import NoAnswer, read_at_most
 from engine.http.gateway.state import GatewayState
 from engine.service.targets import Target
 
 MODELS_S = 10.0
 """The models of a target that stays ready are read again this often."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Of an answer to a probe."""
 MOST_SILENT = 3
 """A target that has not answered so many probes in a row is down, and loses what it has not begun. One that answers one
 of them late is only busy."""
@@ -67,7 +70,7 @@ async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
     """``None``: it is. A server without ``/ready`` is ready while it answers."""
     assert state.session is not None
     async with state.session.get(target.url + "/ready", headers=headers_for(state), allow_redirects=False) as reply:
-        await reply.read()
+        await read_at_most(reply.content, MOST_BYTES)
         return None if reply.status in (200, 404) else f"/ready says {reply.status}"
 
 
@@ -75,17 +78,19 @@ async def _models(state: GatewayState, target: Target) -> Mapping[str, Mapping[s
     """Raises ``ValueError`` where that is no list of models."""
     assert state.session is not None
     async with state.session.get(target.url + "/v1/models", headers=headers_for(state), allow_redirects=False) as reply:
-        data = await reply.read()
+        data = await read_at_most(reply.content, MOST_BYTES)
         if reply.status != 200:
             raise ValueError(f"/v1/models says {reply.status}")
     try:
         found = msgspec.json.decode(data)["data"]
         return {str(model["id"]): model for model in found}
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         raise ValueError("/v1/models is no list of models") from None
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "does not answer"
+    if isinstance(error, NoAnswer):
+        return f"a page {error}"
     return str(error) if isinstance(error, ValueError) and not isinstance(error, OSError) else "cannot be reached"

@@ -23,6 +23,9 @@ SAYS_S = 5.0
 class Gateway(Listener):
     """One listener, and servers elsewhere behind it."""
 
+    files_each = 2
+    """A client, and the target that answers it."""
+
     def __init__(
         self,
         settings: Settings,

@@ -12,7 +12,10 @@ from engine.contracts.router import ApiRequest, Attempts, Router
 from engine.http.state import ListenerState
 from engine.service.errors import ApiError
 from engine.service.placing import Placing
-from engine.service.targets import Target, Targets
+from engine.service.targets import Target, Targets, taking
+
+MOST_LISTED = 50
+"""Models in an error message."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -34,7 +37,8 @@ class GatewayState(ListenerState):
         if unknown := [target.id for target in self.targets.values() if not target.models]:
             message = f"No target has this model, and nothing is known of: {', '.join(unknown)}."
             raise ApiError("unavailable", message, code="not_ready", retry_after_s=2)
-        known = ", ".join(map(repr, self.targets.models))
+        names = [*self.targets.models]
+        known = ", ".join([*map(repr, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
         message = f"The model {name[:128]!r} does not exist here; there are: {known}."
         raise ApiError("not_found", message, param="model", code="model_not_found")
 
@@ -42,7 +46,8 @@ class GatewayState(ListenerState):
         """Raises :class:`ApiError`."""
         if (placing := self.placing.get(api.model)) is None:
             placing = self.placing[api.model] = Placing(self.make_router())
-        route = placing.place(api, [target.view(api.model) for target in targets])
+        able = taking(targets)
+        route = placing.place(api, [target.view(api.model, alive=target in able) for target in targets])
         if isinstance(route, Attempts):
             return route
         message = "The router sent this request where a gateway does not pass it on."
@@ -54,7 +59,7 @@ class GatewayState(ListenerState):
             return "draining"
         if not (models := self.targets.models):
             return ", ".join(f"{target.id}: {target.why_not}" for target in self.targets.values())
-        lost = [name for name in models if not any(t.takes_requests for t in self.targets.serving(name)[1])]
+        lost = [name for name in models if not taking(self.targets.serving(name)[1])]
         return f"no target takes requests for {', '.join(lost)}" if lost else None
 
 
