@@ -77,7 +77,17 @@ def test_a_server_is_named_once(second: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "http://h:port", "http://h:1?a=b", "ftp://h:1", "http://u:p@h:1", "http://h:99999"]
+    "url",
+    [
+        "http://",
+        "http://h:port",
+        "http://h:1?a=b",
+        "ftp://h:1",
+        "http://u:p@h:1",
+        "http://h:99999",
+        "http://h:0",
+        "http://[:::]:80",
+    ],
 )
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     assert "is no URL like http://HOST:PORT" in problems(f"targets=['{url}']")
