@@ -62,13 +62,32 @@ def test_a_gateway_without_targets_is_told_how_to_name_them(words: tuple[str, ..
     assert "engine gateway http://HOST:PORT http://HOST:PORT" in problems(*words)
 
 
+@pytest.mark.parametrize("word", ["localhost:8000", "10.0.0.1:8000", "gpu-1:8000/v1"])
+def test_a_target_without_a_scheme_is_told_what_to_write(word: str) -> None:
+    assert f"write http://{word}" in problems(A, word)
+
+
+def test_an_address_of_ipv6_is_a_target() -> None:
+    assert gateway_parts(["http://[::1]:8000"]).settings.gateway.targets == ["http://[::1]:8000"]
+
+
 @pytest.mark.parametrize("second", [A, f"{A}/v1", f"{A}/"])
 def test_a_server_is_named_once(second: str) -> None:
     assert "name each one once" in problems(A, second)
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "http://h:port", "http://h:1?a=b", "ftp://h:1", "http://u:p@h:1", "http://h:99999"]
+    "url",
+    [
+        "http://",
+        "http://h:port",
+        "http://h:1?a=b",
+        "ftp://h:1",
+        "http://u:p@h:1",
+        "http://h:99999",
+        "http://h:0",
+        "http://[:::]:80",
+    ],
 )
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     assert "is no URL like http://HOST:PORT" in problems(f"targets=['{url}']")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 from engine.assembly.assemble import configure
 from engine.assembly.bind import build_choices
 from engine.assembly.choosing import choose_without_model
+from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
 from engine.assembly.negotiation import slot_choice
 from engine.assembly.plan import SlotChoice
@@ -20,6 +22,7 @@ from engine.contracts.router import BLOCK_UNITS, Router
 
 PARTS = ("gateway", "server", "router", "exporter", "plugins")
 """Keys of the configuration that a gateway has."""
+_HOST = re.compile(r"[A-Za-z0-9.\-]+:[0-9]+(?:/.*)?")
 SHORT = "targets"
 """Short for ``gateway.targets``."""
 
@@ -38,6 +41,7 @@ def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Gat
     """Raises :class:`AssemblyError` with every problem. ``words``: overrides, and URLs of targets."""
     overrides = _overrides(words)
     problems = [f"{text}: a gateway has {', '.join(PARTS)} alone; leave it out" for text in overrides if _is_else(text)]
+    problems += [f"{text}: a target is a URL; write http://{text}" for text in overrides if _HOST.fullmatch(text)]
     if problems:
         raise AssemblyError(problems)
     configured = configure(overrides, config_dirs)
@@ -63,7 +67,7 @@ def _overrides(words: Sequence[str]) -> list[str]:
     """The words, URLs and the short key as the key of the configuration."""
     urls = [word for word in words if word.startswith(("http://", "https://"))]
     given = [f"gateway.{word}" if word.startswith(f"{SHORT}=") else word for word in words if word not in urls]
-    return [*given, f"gateway.targets=[{','.join(urls)}]"] if urls else given
+    return [*given, f"gateway.targets=[{','.join(map(quoted, urls))}]"] if urls else given
 
 
 def _is_else(override: str) -> bool:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 64
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
-_TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(?:/[A-Za-z0-9._~/\-]*)?")
+_TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/\-]*)?")
 """Of a server: keys do not belong into URLs."""
 
 
@@ -353,6 +354,13 @@ class FleetSettings:
         between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
 
 
+def _is_target(url: str) -> bool:
+    try:
+        return _TARGET.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # the address or the port is none
+        return False
+
+
 @dataclass(frozen=True)
 class GatewaySettings:
     """Servers elsewhere behind one listener: ``engine gateway``."""
@@ -364,7 +372,8 @@ class GatewaySettings:
     connect_s: float = 3.0
     """How long connecting to a target may take."""
     first_byte_s: float = 600.0
-    """How long a target may take to begin with an answer. One that is no longer ready loses it sooner."""
+    """How long a target may take to begin with a stream, or to end a whole answer. One that is no longer ready loses it
+    sooner."""
     silence_s: float = 60.0
     """How long a stream that has begun may be silent."""
     probe_s: float = 1.0
@@ -372,7 +381,7 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         for url in self.targets:
-            if not (found := _TARGET.fullmatch(url)) or int(found[1] or 80) not in range(1, 65536):
+            if not _is_target(url):
                 raise ValueError(f"gateway.targets: {url!r} is no URL like http://HOST:PORT")
         if len(names := {url.split("/")[2] for url in self.targets}) < len(self.targets):
             raise ValueError(f"gateway.targets: {len(self.targets)} URLs of {len(names)} servers; name each one once")

@@ -248,6 +248,14 @@ async def test_the_router_decides_and_is_told_where_a_request_went() -> None:
         assert [view.engine_id for view in router.fleets[0]] == [a.id, b.id]
 
 
+@in_loop
+async def test_a_reason_that_no_header_can_have_is_left_out() -> None:
+    a = Backend("a")
+    async with before(a, make_router=lambda: Recorded(Attempts((a.id,), "odd\x00"))) as client:
+        outcome = await client.ask()
+        assert outcome.words == a.words and "x-route-reason" not in outcome.headers
+
+
 @pytest.mark.parametrize(
     ("route", "status", "code"),
     [

@@ -75,6 +75,7 @@ async def test_a_target_that_does_not_answer_probes_loses_what_it_has_not_begun(
         ((200, b'{"data": ["tiny"]}'), "/v1/models is no list of models"),
         ((200, b'{"data": [{"name": "tiny"}]}'), "/v1/models is no list of models"),
         ((200, b"\xff"), "/v1/models is no list of models"),
+        ((200, b'{"data": [{"id": "\xed\xa0\x80"}]}'), "/v1/models is no list of models"),
         ((200, b"[" * 100_000), "/v1/models is no list of models"),
         ((200, b" " * (probing.MOST_BYTES + 1)), f"a page says more than {probing.MOST_BYTES} bytes"),
     ],

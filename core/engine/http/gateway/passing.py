@@ -403,12 +403,11 @@ class Passing:
     def _headers(self, reply: aiohttp.ClientResponse) -> dict[str, str]:
         """Of the target's, and which target it is."""
         assert self._target is not None
-        found = {name: reply.headers.get(name, "\n") for name in PASSED_ON}
-        passed = {name: value for name, value in found.items() if value.isprintable()}  # others cannot be sent
-        headers = {**passed, "X-Target": self._target.id, "X-Attempt": str(self._attempt)}
-        if self._attempt == 1 and (reason := " ".join(self._placed.reason.split())):  # a header is one line
-            headers["X-Route-Reason"] = reason
-        return headers
+        found = {name: reply.headers.get(name, "") for name in PASSED_ON}
+        found |= {"X-Target": self._target.id, "X-Attempt": str(self._attempt)}
+        if self._attempt == 1:
+            found["X-Route-Reason"] = " ".join(self._placed.reason.split())  # a header is one line
+        return {name: value for name, value in found.items() if value and value.isprintable()}  # others cannot be sent
 
     def _since_ms(self) -> float:
         return (time.monotonic() - self._arrival.received_s) * 1e3

@@ -84,7 +84,7 @@ async def _models(state: GatewayState, target: Target) -> Mapping[str, Mapping[s
     try:
         found = msgspec.json.decode(data)["data"]
         return {str(model["id"]): model for model in found}
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         raise ValueError("/v1/models is no list of models") from None
 
 
