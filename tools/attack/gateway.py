@@ -81,8 +81,9 @@ async def attack(gateway: Target, servers: Servers, requests: int, seed: int) ->
     ended = (await asyncio.gather(chaos, return_exceptions=True))[0]
     if isinstance(ended, Exception):
         raise ended
-    for port in PORTS:
+    for port in PORTS:  # it may have been ended amid a stop or a drain
         servers.signal(port, signal.SIGCONT)
+        await change(gateway, f"undrain?engine=127.0.0.1:{port}")
     await all_ready(gateway)
     return await rows(gateway, seen, requests)
 
