@@ -30,8 +30,8 @@ MOST_HASHED = 4096
 """Most blocks of a request that are hashed: others wait for it. What comes after them counts as not cached."""
 
 STEP_SEQUENCES = 8
-"""A step that decodes one sequence costs about as much as one that decodes so many more: mostly it reads weights. With
-1, as LMetric has it, conversations leave the engine that has them for one that is nearly idle."""
+"""Chosen by simulation (``docs/measured.md``), where 4 to 32 do alike: a step reads all weights, however few sequences
+it decodes. With 1, as LMetric has it, conversations leave the engine that has them for one that is nearly idle."""
 
 Chain = Sequence[bytes]
 """The keys of a prompt's full blocks, in order."""
