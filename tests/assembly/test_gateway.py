@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.gateway import gateway_parts
+from engine.contracts.config import GatewaySettings, ProviderSettings
 from engine_plugins.router.prefix import PrefixRouter
 from engine_plugins.router.round_robin import RoundRobinRouter
 
+P = "gateway.providers.p={{{}}}"
+PRESET = """\
+# @package _global_
+gateway:
+  models: {auto: [small, large]}
+  providers:
+    p: {url: https://h/v1, key_env: THEIR_KEY, models: {large: a/b}, input_price: 0.5}
+"""
 A, B = "http://127.0.0.1:9001", "https://example.com:9002/v1"
 
 
@@ -49,7 +60,7 @@ def test_exporters_are_built_without_a_model() -> None:
 
 @pytest.mark.parametrize("word", ["model.path=/somewhere", "scheduler=fcfs", "device=cpu", "+attention_kernel=x"])
 def test_what_a_gateway_does_not_have_is_refused(word: str) -> None:
-    assert f"{word}: a gateway has gateway, server, router, exporter, plugins alone" in problems(A, word)
+    assert f"{word}: a gateway has gateway, server, router, exporter, plugins, preset alone" in problems(A, word)
 
 
 def test_all_of_it_is_told_at_once() -> None:
@@ -101,3 +112,57 @@ def test_an_unknown_router_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize("word", ["gateway.probe_s=0", "gateway.silence_s=-1", "gateway.first_byte_s=nan"])
 def test_times_are_checked(word: str) -> None:
     assert word.partition("=")[0] in problems(A, word)
+
+
+def test_names_and_providers_may_be_given_as_overrides_or_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THEIR_KEY", "sesame")
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "mine.yaml").write_text(PRESET)
+    given = (
+        "gateway.models={auto:[small,large]}",
+        "gateway.providers.p={url:'https://h/v1',key_env:THEIR_KEY,models:{large:a/b},input_price:0.5}",
+    )
+    overridden = gateway_parts([A, *given]).settings.gateway
+    filed = gateway_parts([A, "+preset=mine"], [tmp_path]).settings.gateway
+    assert overridden == filed
+    assert filed.models == {"auto": ["small", "large"]} and filed.providers["p"].models == {"large": "a/b"}
+    changed = gateway_parts([A, "+preset=mine", "gateway.providers.p.input_price=2"], [tmp_path]).settings.gateway
+    assert (changed.providers["p"].input_price, changed.providers["p"].url) == (2.0, "https://h/v1")
+
+
+def test_a_gateway_of_providers_alone_needs_no_target() -> None:
+    assert gateway_parts([P.format("url:'https://h/v1',models:{a:b}")]).settings.gateway.targets == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("url:'https://h/v1',models:{}", "gateway.providers.p.models is empty"),
+        ("url:'ftp://h',models:{a:b}", "gateway.providers.p.url: 'ftp://h' is no URL like https://HOST/v1"),
+        ("models:{a:b}", "url"),
+        ("url:'https://h/v1'", "models"),
+        ("url:'https://h/v1',models:{a:b},input_price:-1", "gateway.providers.p.input_price=-1"),
+        ("url:'https://h/v1',models:{a:b},overflow_ms:nan", "gateway.providers.p.overflow_ms=nan"),
+        ("url:'https://h/v1',models:{a:b},first_byte_s:0", "gateway.providers.p.first_byte_s=0"),
+        ("url:'https://h/v1',models:{a:b},key:sesame", "key"),
+        (
+            "url:'https://h/v1',models:{a:b},key_env:NO_SUCH_VARIABLE",
+            "gateway.providers.p.key_env=NO_SUCH_VARIABLE: the",
+        ),
+    ],
+)
+def test_a_provider_that_cannot_work_is_refused_with_what_is_wrong(settings: str, said: str) -> None:
+    found = problems(A, P.format(settings))
+    assert said in found and "sesame" not in found.replace(settings, "")
+
+
+@pytest.mark.parametrize("models", ["{auto:[]}", "{auto:[a,a]}"])
+def test_a_name_stands_for_at_least_one_model_each_once(models: str) -> None:
+    assert "gateway.models.auto" in problems(A, f"gateway.models={models}")
+
+
+def test_a_provider_is_not_named_like_a_target() -> None:
+    with pytest.raises(ValueError, match="name it otherwise"):
+        GatewaySettings(["http://h:1"], providers={"h:1": ProviderSettings("https://p/v1", {"a": "b"})})

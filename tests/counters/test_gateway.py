@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import ProxiedEvent
-from engine.counters.gateway import FIRST_BYTE, METRICS, READY, REQUESTS, RETRIES, SEQUENCES, GatewayCounters
+from engine.counters.gateway import (
+    COST,
+    ERROR,
+    FIRST_BYTE,
+    METRICS,
+    READY,
+    REQUESTS,
+    RETRIES,
+    SEQUENCES,
+    GatewayCounters,
+)
 from engine.testing.exporter import step_event
 
 NOW = {"a": (True, 2), "b": (False, 0)}
@@ -41,6 +54,20 @@ def test_the_first_byte_is_observed_in_seconds_where_there_was_one() -> None:
     counters.add([proxied("a", first_ms=250.0), proxied("a", 502)])
     found = read(counters, FIRST_BYTE, "a")
     assert (sum(found.counts), found.sum) == (1, 0.25)
+
+
+def test_expectations_are_compared_with_what_came_where_the_first_target_answered() -> None:
+    counters = GatewayCounters(["a", "b"])
+    expected = [msgspec.structs.replace(proxied("a", first_ms=250.0, attempts=n), expected_ms=200.0) for n in (1, 2)]
+    counters.add([*expected, proxied("a", first_ms=250.0)])
+    found = read(counters, ERROR, "a")
+    assert (sum(found.counts), found.sum) == (1, pytest.approx(0.05))
+
+
+def test_cost_adds_up() -> None:
+    counters = GatewayCounters(["a", "b"])
+    counters.add([msgspec.structs.replace(proxied("a"), cost=cost) for cost in (0.25, 0.5)])
+    assert read(counters, COST, "a").values[""] == 0.75 and read(counters, COST, "b").values[""] == 0
 
 
 def test_gauges_are_what_is_now() -> None:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from engine.service.targets import LONGEST_PAUSE_S, MOST_FAILURES, PAUSE_S, Breaker, Target, Targets, taking
+from engine.contracts.config import GatewaySettings, ProviderSettings
+from engine.service.targets import (
+    LONGEST_PAUSE_S,
+    LONGEST_REST_S,
+    MOST_FAILURES,
+    PAUSE_S,
+    Breaker,
+    Target,
+    Targets,
+    taking,
+)
 
 
 class Clock:
@@ -117,18 +130,37 @@ def test_requests_leave_a_target_that_is_drained_or_silent_and_stay_while_it_is_
     assert sending.told == ["leave", "leave", 7.0]
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "may"),
-    [(8, 4, True), (4, 4, False), (4, 8, False), (None, 8, True), (8, None, True), ("8", 4, True)],
-)
-def test_a_target_may_take_longer_prompts_unless_both_say_how_long_theirs_are(
-    here: object, there: object, may: bool
-) -> None:
-    first, second = Target.at("http://h:1"), Target.at("http://h:2")
-    first.is_ready({"m": {"max_model_len": here}})
-    second.is_ready({"m": {"max_model_len": there}})
-    assert first.may_exceed(second, "m") is may
-    assert first.may_exceed(second, "another one")
+@pytest.mark.parametrize(("said", "length"), [(8, 8), (None, None), ("8", None)])
+def test_a_target_may_say_how_long_a_context_is(said: object, length: int | None) -> None:
+    target = Target.at("http://h:1")
+    target.is_ready({"m": {"max_model_len": said}})
+    assert target.max_len("m") == length and target.max_len("another one") is None
+
+
+def test_a_target_that_asked_for_a_rest_has_it_even_where_there_is_no_other() -> None:
+    target = Target.at("http://h:1")
+    target.is_ready({"m": {}})
+    target.rest(30.0)
+    assert target.why_not == "asked for 30 s without requests" and taking([target]) == []
+    target.rest(1.0)
+    assert 29.0 < target.rests_s <= 30.0, "a shorter rest does not end a longer one"
+    target.rest(3600.0)
+    assert target.rests_s <= LONGEST_REST_S
+
+
+def test_a_provider_is_ready_has_names_of_its_own_and_the_endpoints_of_its_base_url() -> None:
+    provider = Target.of("p", ProviderSettings("https://h/api/v1/", {"here": "there"}), "key")
+    assert provider.takes_requests and [*provider.models] == ["here"] and provider.name_of("here") == "there"
+    assert provider.at_path("/v1/chat/completions") == "https://h/api/v1/chat/completions"
+    assert [provider.answers(kind) for kind in ("chat", "completion", "responses", "messages", "ollama")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    own = Target.at("http://h:1/v1")
+    assert own.at_path("/v1/messages") == "http://h:1/v1/messages" and own.answers("ollama")
 
 
 def test_targets_that_only_rest_take_requests_where_no_other_does() -> None:
@@ -145,8 +177,12 @@ def test_targets_that_only_rest_take_requests_where_no_other_does() -> None:
     assert taking([one, other]) == []
 
 
-def two() -> Targets:
-    targets = Targets(["http://h:1", "http://h:2/v1"])
+def of(*urls: str, environ: Mapping[str, str] | None = None, **settings: Any) -> Targets:
+    return Targets(GatewaySettings([*urls], **settings), environ or {})
+
+
+def two(**settings: Any) -> Targets:
+    targets = of("http://h:1", "http://h:2/v1", **settings)
     targets["h:1"].is_ready({"x": {"of": 1}, "both": {"of": 1}})
     targets["h:2"].is_ready({"both": {"of": 2}, "y:latest": {"of": 2}})
     return targets
@@ -165,12 +201,28 @@ def two() -> Targets:
     ],
 )
 def test_the_targets_that_have_a_model_are_found(asked: str | None, name: str, ids: list[str]) -> None:
-    found, targets = two().serving(asked)
-    assert (found, [target.id for target in targets]) == (name, ids)
+    targets = two()
+    found, models = targets.serving(asked)
+    assert (found, [target.id for target in targets.having(name)]) == (name, ids)
+    assert models == [name] * bool(ids)
+
+
+def test_a_name_stands_for_models_in_order_and_may_be_a_models_own() -> None:
+    targets = two(models={"auto": ["x", "gone", "both"], "x": ["x", "both"]})
+    assert targets.serving("auto") == ("auto", ["x", "both"])
+    assert targets.serving("x") == ("x", ["x", "both"]) and targets.serving("both") == ("both", ["both"])
+    assert [*targets.models] == ["x", "both", "y:latest", "auto"]
+
+
+def test_each_target_has_the_key_that_the_environment_has_for_it() -> None:
+    provider = ProviderSettings("https://p/v1", {"m": "n"}, key_env="THEIRS")
+    environ = {"OURS": "1", "THEIRS": "2"}
+    targets = of("http://h:1", key_env="OURS", providers={"p": provider}, environ=environ)
+    assert {name: target.key for name, target in targets.items()} == {"h:1": "1", "p": "2"}
 
 
 def test_while_nothing_is_known_nobody_has_a_model() -> None:
-    targets = Targets(["http://h:1"])
+    targets = of("http://h:1")
     assert targets.serving(None) == ("", []) and targets.serving("x") == ("x", [])
 
 

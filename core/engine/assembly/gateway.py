@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +16,12 @@ from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
 from engine.assembly.negotiation import slot_choice
 from engine.assembly.plan import SlotChoice
-from engine.contracts.config import Settings
+from engine.contracts.config import GatewaySettings, Settings
 from engine.contracts.exporter import Exporter
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import BLOCK_UNITS, Router
 
-PARTS = ("gateway", "server", "router", "exporter", "plugins")
+PARTS = ("gateway", "server", "router", "exporter", "plugins", "preset")
 """Keys of the configuration that a gateway has."""
 _HOST = re.compile(r"[A-Za-z0-9.\-]+:[0-9]+(?:/.*)?")
 SHORT = "targets"
@@ -46,8 +47,7 @@ def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Gat
         raise AssemblyError(problems)
     configured = configure(overrides, config_dirs)
     settings = configured.composed.settings
-    if not settings.gateway.targets:
-        problems.append("gateway.targets is empty; name the servers: engine gateway http://HOST:PORT http://HOST:PORT")
+    problems += _setting_problems(settings.gateway)
     chosen = choose_without_model(configured.composed, configured.discovered, ("router", "exporter"), problems)
     if problems:
         raise AssemblyError(problems)
@@ -61,6 +61,15 @@ def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Gat
     make_router()  # one that cannot be built is told now
     exporters = build_choices([choice for choice in choices if choice.slot == "exporter"], context)
     return GatewayParts(settings, make_router, exporters, router, tuple(configured.discovered.failures))
+
+
+def _setting_problems(gateway: GatewaySettings) -> Iterator[str]:
+    if not gateway.targets and not gateway.providers:
+        yield "gateway.targets is empty; name the servers: engine gateway http://HOST:PORT http://HOST:PORT"
+    keys = {"gateway": gateway.key_env, **{f"gateway.providers.{k}": v.key_env for k, v in gateway.providers.items()}}
+    for key, name in keys.items():
+        if name is not None and not os.environ.get(name):
+            yield f"{key}.key_env={name}: the environment has no such variable"
 
 
 def _overrides(words: Sequence[str]) -> list[str]:

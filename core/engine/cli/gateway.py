@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from engine.assembly.compose import quoted
-from engine.assembly.errors import AssemblyError
 from engine.cli.command import report_failures
 from engine.contracts.command import Command
 
@@ -28,8 +26,6 @@ def _run(flags: argparse.Namespace, words: list[str]) -> int:
     short = [f"{key}={quoted(value)}" for key, value in given.items() if value is not None]
     parts = gateway_parts([*words, *short], flags.config_dir)
     report_failures(parts.failures)
-    if (name := parts.settings.gateway.key_env) is not None and not os.environ.get(name):
-        raise AssemblyError([f"gateway.key_env={name}: the environment has no such variable"])
     from engine.http.gateway.server import serve_gateway
 
     return serve_gateway(parts.settings, parts.make_router, parts.exporters)

@@ -361,6 +361,44 @@ def _is_target(url: str) -> bool:
         return False
 
 
+OWN_FIELDS = ("cache_salt", "priority")
+"""Fields of a request that say nothing to servers of other makers, some of which refuse them."""
+
+
+@dataclass(frozen=True)
+class ProviderSettings:
+    """Somebody else's service with the OpenAI API, to which a gateway may send requests. It is not probed."""
+
+    url: str = ""
+    """The base URL, as clients of that API are given it: ``https://HOST/v1``. Requests cannot name another one."""
+    models: dict[str, str] = field(default_factory=dict)
+    """The names that models have at the gateway, and those that they have there."""
+    key_env: str | None = None
+    """The environment variable with the API key."""
+    drop: list[str] = field(default_factory=lambda: [*OWN_FIELDS])
+    """Fields of requests that it is not sent, since it would refuse them. With ``stream_options`` streams are not asked
+    for their usage."""
+    input_price: float = 0.0
+    """Of a million prompt tokens, in any currency. The cost is in the metrics, by provider."""
+    output_price: float = 0.0
+    """Of a million output tokens."""
+    overflow_ms: float | None = None
+    """It gets the requests whose first token is expected later than this from the targets of their model. ``null``: it
+    gets those that no target takes."""
+    first_byte_s: float = 60.0
+    """As ``gateway.first_byte_s``, for this provider."""
+
+
+def _check_provider(key: str, provider: ProviderSettings) -> None:
+    if not _is_target(provider.url):
+        raise ValueError(f"{key}.url: {provider.url!r} is no URL like https://HOST/v1")
+    if not provider.models:
+        raise ValueError(f"{key}.models is empty; say which it has: {{NAME HERE: NAME THERE}}")
+    for name in ("input_price", "output_price", "overflow_ms"):
+        at_least(f"{key}.{name}", getattr(provider, name) or 0.0, 0.0)
+    at_least(f"{key}.first_byte_s", provider.first_byte_s, 0.1)
+
+
 @dataclass(frozen=True)
 class GatewaySettings:
     """Servers elsewhere behind one listener: ``engine gateway``."""
@@ -369,6 +407,11 @@ class GatewaySettings:
     """URLs of servers of the OpenAI API, this engine or others, with or without ``/v1`` at the end."""
     key_env: str | None = None
     """The environment variable with the API key of the targets. The keys of clients are not passed on."""
+    providers: dict[str, ProviderSettings] = field(default_factory=dict)
+    """By name. Those of a model are tried after its targets, in this order."""
+    models: dict[str, list[str]] = field(default_factory=dict)
+    """Further names that clients may use, and the models that each stands for, in the order in which they are tried
+    unless the router chooses: ``{auto: [small, large]}``. A model may name itself: ``{large: [large, small]}``."""
     connect_s: float = 3.0
     """How long connecting to a target may take."""
     first_byte_s: float = 600.0
@@ -376,6 +419,11 @@ class GatewaySettings:
     sooner."""
     silence_s: float = 60.0
     """How long a stream that has begun may be silent."""
+    total_s: float = 3600.0
+    """How long a request may take in all."""
+    patience_s: float = 2.0
+    """A model is left for another one only after its last target was tried twice. It is waited for as its
+    ``Retry-After`` asks, where that is no longer than this."""
     probe_s: float = 1.0
     """How often each target is asked whether it is ready, and how long it may take to say so."""
 
@@ -383,10 +431,19 @@ class GatewaySettings:
         for url in self.targets:
             if not _is_target(url):
                 raise ValueError(f"gateway.targets: {url!r} is no URL like http://HOST:PORT")
-        if len(names := {url.split("/")[2] for url in self.targets}) < len(self.targets):
+        names = {url.split("/")[2] for url in self.targets}
+        if len(names) < len(self.targets):
             raise ValueError(f"gateway.targets: {len(self.targets)} URLs of {len(names)} servers; name each one once")
-        for name in ("connect_s", "first_byte_s", "silence_s", "probe_s"):
+        for name in ("connect_s", "first_byte_s", "silence_s", "total_s", "probe_s"):
             at_least(f"gateway.{name}", getattr(self, name), 0.1)
+        at_least("gateway.patience_s", self.patience_s, 0.0)
+        if both := names & {*self.providers}:
+            raise ValueError(f"gateway.providers.{min(both)} is the name of a target, too; name it otherwise")
+        for name, provider in self.providers.items():
+            _check_provider(f"gateway.providers.{name}", provider)
+        for name, models in self.models.items():
+            if not models or len({*models}) < len(models):
+                raise ValueError(f"gateway.models.{name}: {models}: expected at least one model, each once")
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     kind: str
     """As :attr:`engine.contracts.router.ApiRequest.kind`."""
     server: str
-    """The other server: ``HOST:PORT``."""
+    """The other server: ``HOST:PORT``, or a gateway's name of a provider."""
     status: int
     """Status of the answer; 499: the client went away."""
     total_ms: float
@@ -224,6 +224,12 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     """Until the first byte of a gateway's answer; 0: it had none."""
     attempts: int = 1
     """Servers that the request was sent to, one after the other: ``server`` is the last."""
+    model: str = ""
+    """The model that it was sent to last, as a gateway knows it."""
+    expected_ms: float = 0.0
+    """When a gateway expected the first byte after it sent the request to that server; 0: it could not know."""
+    cost: float = 0.0
+    """Of a provider's answer, in the currency of its prices; 0: it has no price, or said no usage."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):

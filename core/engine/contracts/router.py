@@ -1,4 +1,4 @@
-"""Slot ``router``: which engine, external endpoint or stored answer takes this API request?"""
+"""Slot ``router``: which model, then which engine, external endpoint or stored answer takes this API request?"""
 
 from __future__ import annotations
 
@@ -36,6 +36,32 @@ class ApiRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Every field of the body that was given, as plain values, but those that ``prompts`` has.
     Some of them shape the text and nothing else here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """An API request before anything is tokenized, where the name of its model stands for several."""
+
+    request_id: str
+    kind: str
+    """As :attr:`ApiRequest.kind`."""
+    model: str
+    """The name that the client used."""
+    prompt: Mapping[str, bytes]
+    """The fields of the body that a model reads (``messages``, ``tools``, ``prompt``, ``input``, ...), as JSON."""
+    fields: Mapping[str, Any]
+    """Those of the other fields that are small, as plain values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """One of the models that a name stands for."""
+
+    name: str
+    alive: bool
+    """A target that has it takes requests."""
+    max_len: int | None = None
+    """Tokens of the longest context that one of its targets says it takes; ``None``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +157,16 @@ class RouterTold(Protocol):
     def begun(self, request: ApiRequest, engine_id: str) -> None:
         """Sequences of the request were sent to an engine: after ``place``, and once more for each engine that takes
         over. With ``place`` of the same request no other one was placed in between."""
+        ...
+
+
+@runtime_checkable
+class ModelChooser(Protocol):
+    """A router that orders the models that a name of a gateway stands for."""
+
+    def choose(self, request: ModelRequest, models: tuple[ModelView, ...]) -> tuple[str, ...]:
+        """The names of models in the order in which they are tried; one that is left out is not. At least one. Pure,
+        and called before ``place``, which is asked for each model apart."""
         ...
 
 

@@ -35,7 +35,7 @@ from engine.contracts.quantizer import (
     Quantizer,
     UnpackingQuantizer,
 )
-from engine.contracts.router import Router, RouterTold
+from engine.contracts.router import ModelChooser, Router, RouterTold
 from engine.contracts.scheduler import Scheduler
 
 
@@ -115,7 +115,7 @@ SLOTS: dict[str, Slot] = {
             config=ConstraintConfig,
             suite="engine.testing.constraint:suite_for",
         ),
-        Slot("router", Router, (RouterTold,), suite="engine.testing.router:suite_for", in_api=True),
+        Slot("router", Router, (RouterTold, ModelChooser), suite="engine.testing.router:suite_for", in_api=True),
         Slot(
             "exporter",
             Exporter,

@@ -21,9 +21,19 @@ FIRST_BYTE = Metric(
     "Arrival at the gateway to the first byte of the target's answer.",
     bounds=SECONDS,
 )
+ERROR = Metric(
+    "histogram",
+    "engine_gateway_first_byte_error_seconds",
+    "s",
+    "How far the first byte of a stream came from when it was expected.",
+    bounds=SECONDS,
+)
+COST = Metric(
+    "counter", "engine_gateway_cost_total", "1", "Cost of a provider's answers, in the currency of its prices."
+)
 SEQUENCES = Metric("gauge", "engine_gateway_sequences", "sequences", "Sent to the target and not ended.")
 READY = Metric("gauge", "engine_gateway_target_ready", "1", "Whether the target takes requests.")
-METRICS = (REQUESTS, RETRIES, FIRST_BYTE, SEQUENCES, READY)
+METRICS = (REQUESTS, RETRIES, FIRST_BYTE, ERROR, COST, SEQUENCES, READY)
 
 
 class GatewayCounters:
@@ -54,6 +64,8 @@ class _Counts:
         self._requests = self._metrics.scalar(REQUESTS, STATUSES)
         self._retries = self._metrics.scalar(RETRIES)
         self._first = self._metrics.histogram(FIRST_BYTE)
+        self._error = self._metrics.histogram(ERROR)
+        self._cost = self._metrics.scalar(COST)
         self._sequences = self._metrics.scalar(SEQUENCES)
         self._ready = self._metrics.scalar(READY)
 
@@ -63,6 +75,9 @@ class _Counts:
         self._retries.add(event.attempts > 1)
         if event.first_ms:
             self._first.observe(event.first_ms / 1e3)
+        if event.first_ms and event.expected_ms and event.attempts == 1:
+            self._error.observe(abs(event.first_ms - event.expected_ms) / 1e3)
+        self._cost.add(event.cost)
 
     def readings(self, is_ready: bool, sequences: int) -> list[Reading]:
         self._ready.set(is_ready)

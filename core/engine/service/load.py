@@ -27,6 +27,8 @@ class Share:
         self._ended = False
         load.sequences += 1
         load.queued_tokens += self._queued
+        self.waiting_tokens = load.queued_tokens
+        """Of the engine when this was sent there, with its own."""
 
     def took(self, tokens: int) -> None:
         """The engine has answered with so many tokens."""

@@ -28,6 +28,8 @@ class Peek(msgspec.Struct, frozen=True):
     model: str | None
     prompt: tuple[int, ...]
     """The bytes of the prompt's fields as they were sent, four to a number."""
+    prompt_fields: Mapping[str, bytes]
+    """The same as JSON, by name."""
     n: int
     """Answers that are asked for."""
     stream: bool
@@ -52,9 +54,11 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
         raise bad_request(f"The request body is not a JSON object: {error}.", code="invalid_json") from None
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_value") from None
+    prompts = {name: bytes(raw[name]) for name in prompt if name in raw}
     return Peek(
         model=_of(fields, "model", str, None),
-        prompt=units(b"".join([bytes(raw[name]).rstrip(b"]") for name in prompt if name in raw])),
+        prompt=units(b"".join([value.rstrip(b"]") for value in prompts.values()])),
+        prompt_fields=prompts,
         n=max(1, min(MOST_CHOICES, _must_be(fields, "n", int, 1))),
         stream=_must_be(fields, "stream", bool, streams),
         user=_of(fields, "user", str, None),

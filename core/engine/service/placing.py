@@ -13,6 +13,9 @@ from engine.contracts.router import (
     ApiRequest,
     Attempts,
     EngineView,
+    ModelChooser,
+    ModelRequest,
+    ModelView,
     Reject,
     Route,
     Router,
@@ -40,6 +43,7 @@ class Placing:
     def __init__(self, router: Router) -> None:
         self.router = router
         self._told = router if isinstance(router, RouterTold) else None
+        self._chooser = router if isinstance(router, ModelChooser) else None
         self._failures = Repeated("router failed")
 
     def place(self, api: ApiRequest, fleet: Sequence[EngineView]) -> Attempts | ToUrl | Answer:
@@ -62,6 +66,24 @@ class Placing:
             raise Rejected(route.status, route.message, route.retry_after_s)
         return Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
 
+    def choose(self, request: ModelRequest, models: Sequence[ModelView]) -> tuple[str, ...]:
+        """The models in the order in which they are tried; as they are where the router does not choose. Raises
+        :class:`ApiError` ``failed`` where it fails."""
+        names = [model.name for model in models]
+        if self._chooser is None:
+            return tuple(names)
+        try:
+            chosen = self._chooser.choose(request, tuple(models))
+        except Exception as error:
+            self._report("choose", error, request)
+            raise _router_failed() from None
+        if wrong := choice_of_models_problem(chosen, names):
+            self._failures.warning(
+                error=str(contract_error(self.router, "choose", wrong)), request_id=request.request_id
+            )
+            raise _router_failed()
+        return chosen
+
     def begun(self, api: ApiRequest, engine: str) -> None:
         """The request is on its way to an engine: a router that cannot take notes is only reported."""
         if self._told is None:
@@ -78,7 +100,7 @@ class Placing:
         except Exception as error:
             self._report("finished", error, api)
 
-    def _report(self, method: str, error: Exception, api: ApiRequest) -> None:
+    def _report(self, method: str, error: Exception, api: ApiRequest | ModelRequest) -> None:
         described = describe_error(error, self.router, method)
         self._failures.warning(error=described, request_id=api.request_id, exc_info=error)
 
@@ -106,6 +128,17 @@ def route_problem(route: object, num_prompts: int, num_choices: int, engines: Co
             return f"returned an answer of {len(choices)} choices, expected {num_choices}"
         case Answer(choices):
             return next(filter(None, map(choice_problem, choices)), "")
+    return ""
+
+
+def choice_of_models_problem(chosen: object, models: Collection[str]) -> str:
+    """Why these are not some of the models, each once, at least one; empty if they are."""
+    wrong = next(problems(chosen, tuple[str, ...], "an order"), "")
+    if wrong:
+        return f"returned what is no order of models: {wrong}"
+    assert isinstance(chosen, tuple)
+    if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= {*models}:
+        return f"returned {quote(chosen)}, expected some of {', '.join(map(repr, models))}, each at most once"
     return ""
 
 

@@ -1,4 +1,5 @@
-"""Servers elsewhere that a gateway sends requests to: what is known of each, and whether it is given any."""
+"""Servers elsewhere that a gateway sends requests to, own ones and providers': what is known of each, and whether it is
+given any."""
 
 from __future__ import annotations
 
@@ -8,15 +9,21 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from engine.contracts.config import GatewaySettings, ProviderSettings
 from engine.contracts.counters import Reading
 from engine.contracts.events import Event
 from engine.contracts.router import BLOCK_UNITS, EngineView
 from engine.counters.gateway import GatewayCounters
+from engine.service.first_byte import FirstByteModel
 from engine.service.load import Load
 
 MOST_FAILURES = 3
 """After so many failed requests in a row a target is given none for a while, ready or not."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 20.0
+PROVIDED = ("chat", "completion")
+"""What providers are asked for."""
+LONGEST_REST_S = 60.0
+"""A target that asks for a longer rest is asked again then."""
 
 
 class Sent(Protocol):
@@ -60,7 +67,13 @@ class Target:
     """One server, as the gateway holds it. Use on the event loop's thread only."""
 
     url: str
-    """Without ``/v1`` and without a slash at the end."""
+    """The base URL, without a slash at the end."""
+    id: str
+    """``HOST:PORT``, or a provider's name."""
+    key: str | None = None
+    """Its API key."""
+    provider: ProviderSettings | None = None
+    """``None``: an own one, which is probed."""
     models: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name: what ``/v1/models`` says of each."""
     state: str = "not asked yet"
@@ -73,15 +86,49 @@ class Target:
     """What was sent there and has not ended; of tokens as :data:`engine.contracts.router.UNIT_BYTES` says."""
     sendings: set[Sent] = field(default_factory=set)
     breaker: Breaker = field(default_factory=Breaker)
+    first_byte: FirstByteModel = field(default_factory=FirstByteModel)
+    rests_until_s: float = 0.0
+    """Of the monotonic clock."""
 
     @staticmethod
-    def at(url: str) -> Target:
-        return Target(url.rstrip("/").removesuffix("/v1"))
+    def at(url: str, key: str | None = None) -> Target:
+        """An own one. ``url``: with or without ``/v1`` at the end."""
+        url = url.rstrip("/").removesuffix("/v1")
+        return Target(url, urlsplit(url).netloc, key)
+
+    @staticmethod
+    def of(name: str, provider: ProviderSettings, key: str | None = None) -> Target:
+        """One that nobody asks whether it is ready, since that may cost something."""
+        models: dict[str, Mapping[str, Any]] = {
+            here: {"id": here, "object": "model", "owned_by": name} for here in provider.models
+        }
+        return Target(provider.url.rstrip("/"), name, key, provider, models, state="ready", starts=1)
+
+    def at_path(self, path: str) -> str:
+        """The URL of an endpoint: ``path`` begins with ``/v1`` or is another API's."""
+        return self.url + (path if self.provider is None else path.removeprefix("/v1"))
+
+    def name_of(self, model: str) -> str:
+        """The name that it has for a model."""
+        return model if self.provider is None else self.provider.models[model]
+
+    def answers(self, kind: str) -> bool:
+        """Whether it has an endpoint of this kind, as :attr:`engine.contracts.router.ApiRequest.kind`."""
+        return self.provider is None or kind in PROVIDED
+
+    def expected_ms(self, tokens: int) -> float | None:
+        """When the first byte of a stream is expected that is sent there now, with a prompt of so many tokens that are
+        not cached; ``None``: not known."""
+        return self.first_byte.ms(self.load.queued_tokens + tokens)
+
+    def rest(self, seconds: float) -> None:
+        """It asked for that: ``Retry-After``. A rest that ends later already goes on."""
+        self.rests_until_s = max(self.rests_until_s, time.monotonic() + min(seconds, LONGEST_REST_S))
 
     @property
-    def id(self) -> str:
-        """``HOST:PORT``"""
-        return urlsplit(self.url).netloc
+    def rests_s(self) -> float:
+        """For so long it asked to be given nothing."""
+        return max(0.0, self.rests_until_s - time.monotonic())
 
     @property
     def why_not(self) -> str | None:
@@ -90,6 +137,8 @@ class Target:
             return self.state
         if self.draining:
             return "draining"
+        if rests_s := self.rests_s:
+            return f"asked for {rests_s:.0f} s without requests"
         return f"failed {self.breaker.failures} requests in a row" if self.breaker.is_open else None
 
     @property
@@ -121,10 +170,10 @@ class Target:
             self.breaker.worked()
         self.models = dict(models)
 
-    def may_exceed(self, other: Target, model: str) -> bool:
-        """Whether it may take longer prompts than another one: where one of them does not say, it may."""
-        here, there = (target.models.get(model, {}).get("max_model_len") for target in (self, other))
-        return not isinstance(here, int) or not isinstance(there, int) or here > there
+    def max_len(self, model: str) -> int | None:
+        """Tokens of the longest context that it says the model takes; ``None``: it does not say."""
+        found = self.models.get(model, {}).get("max_model_len")
+        return found if isinstance(found, int) else None
 
     def is_down(self, why: str, *, lets_go: bool) -> None:
         """It takes no requests; with ``lets_go`` what it has not begun goes elsewhere."""
@@ -149,32 +198,43 @@ class Target:
 
 def taking(targets: Sequence[Target]) -> list[Target]:
     """Those that take requests. Where none does, those that only rest: a rest is there to spare requests a failure,
-    not to fail all of them."""
+    not to fail all of them. One that asked for its rest itself has it."""
     able = [target for target in targets if target.takes_requests]
-    return able or [target for target in targets if target.state == "ready" and not target.draining]
+    return able or [one for one in targets if one.state == "ready" and not one.draining and not one.rests_s]
 
 
 class Targets(dict[str, Target]):
     """All of a gateway's, by id."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        super().__init__({target.id: target for target in map(Target.at, urls)})
+    def __init__(self, settings: GatewaySettings, environ: Mapping[str, str]) -> None:
+        """``environ``: has the keys."""
+        own = [Target.at(url, _key(settings.key_env, environ)) for url in settings.targets]
+        others = [Target.of(name, one, _key(one.key_env, environ)) for name, one in settings.providers.items()]
+        super().__init__({target.id: target for target in (*own, *others)})
+        self._names = settings.models
         self._counters = GatewayCounters([*self])
 
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
-        """Those of all targets, by name."""
-        return {name: model for target in self.values() for name, model in target.models.items()}
+        """Those of all targets, by name, and the names that stand for some of them."""
+        found = {name: model for target in self.values() for name, model in target.models.items()}
+        alias = {"object": "model", "owned_by": "gateway"}
+        return found | {name: {"id": name, **alias} for name in self._names if name not in found}
 
-    def serving(self, model: str | None) -> tuple[str, list[Target]]:
-        """The name of a model as targets call it, and those that have it. ``None``: that of the first target. A tag
-        ``:latest``, which clients of Ollama add, is not part of a name. No targets: nobody has it."""
+    def serving(self, model: str | None) -> tuple[str, list[str]]:
+        """The name of a model as it is known here, and the models that it stands for, in order. ``None``: that of the
+        first target. A tag ``:latest``, which clients of Ollama add, is not part of a name. None: nobody has it."""
+        known = self.models
         if model is None:
-            model = next(iter(self.models), "")
+            model = next(iter(known), "")
         for name in (model, model.removesuffix(":latest")):
-            if found := [target for target in self.values() if name in target.models]:
-                return name, found
+            if name in known:
+                return name, [one for one in self._names.get(name, [name]) if self.having(one)]
         return model, []
+
+    def having(self, model: str) -> list[Target]:
+        """Own ones first, then providers."""
+        return [target for target in self.values() if model in target.models]
 
     def count(self, events: Sequence[Event]) -> None:
         """Call on the thread of the event bus."""
@@ -182,3 +242,7 @@ class Targets(dict[str, Target]):
 
     def readings(self) -> list[Reading]:
         return self._counters.readings({one.id: (one.takes_requests, one.load.sequences) for one in self.values()})
+
+
+def _key(name: str | None, environ: Mapping[str, str]) -> str | None:
+    return None if name is None else environ[name]

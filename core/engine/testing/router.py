@@ -26,6 +26,9 @@ from engine.contracts.router import (
     ApiRequest,
     Attempts,
     EngineView,
+    ModelChooser,
+    ModelRequest,
+    ModelView,
     Reject,
     Route,
     Router,
@@ -64,6 +67,11 @@ OTHER_GREEDY = (
 OTHER_SEEDED = ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"seed": 8}, {"seed": None})
 """Each makes another answer of a request that is sampled with a seed."""
 FLEET = tuple([replace(ALIVE, engine_id=name, block_size=16) for name in "abc"])
+MODELS = (
+    ModelView("small", alive=True, max_len=4096),
+    ModelView("medium", alive=True),
+    ModelView("large", alive=False),
+)
 NOT_OF_A_ROUTER = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 """Beside what it keeps."""
 
@@ -307,6 +315,25 @@ class RouterConformance:
         for request, answer in zip(requests, answers, strict=True):
             route = router.place(replace(request, request_id="again"), (ALIVE,))
             assert not isinstance(route, Answer) or route == answer, request
+
+    def test_models_are_ordered_whatever_is_asked(self) -> None:
+        """Only some of those that there are, each once; the same for the same request; at once."""
+        router = self.router()
+        if not isinstance(router, ModelChooser):
+            return
+        prompts: tuple[dict[str, bytes], ...] = (
+            {}, {"messages": b"[]"}, {"messages": b'[{"role":"user","content":"hi"}]'}, {"messages": b"null"},
+            {"prompt": b'"hi"'}, {"input": b"7"}, {"tools": b"[{}]", "messages": b'["hi"]'},
+            {"messages": b'[{"role":"user","content":"' + b"a" * 100_000 + b'"}]'}, {"messages": b"\xff"},
+        )  # fmt: skip
+        for views in (MODELS, MODELS[:1], MODELS[::-1], tuple([replace(view, alive=False) for view in MODELS])):
+            for prompt in prompts:
+                request = ModelRequest("r1", "chat", "auto", prompt, {"max_tokens": 4})
+                chosen = router.choose(request, views)
+                names = {view.name for view in views}
+                assert chosen and set(chosen) <= names and len(set(chosen)) == len(chosen), f"{chosen} of {names}"
+                assert router.choose(request, views) == chosen, "the same request goes elsewhere"
+                assert self.quickest([partial(router.choose, request, views)] * CALLS) < LONGEST_S, "choose() waits"
 
 
 def suite_for(subject: Subject) -> Suite:

@@ -6,6 +6,7 @@ from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.router.prefix import PrefixConfig
 from engine_plugins.router.response_cache import ResponseCacheConfig
+from engine_plugins.router.tiered import TieredConfig
 
 
 @hookimpl
@@ -33,5 +34,11 @@ def engine_router() -> list[Provider]:
             "engine_plugins.router.response_cache:ResponseCacheRouter",
             config=ResponseCacheConfig,
             doc="Answers repeated deterministic requests from memory; places the others as prefix does.",
+        ),
+        Provider(
+            "tiered",
+            "engine_plugins.router.tiered:TieredRouter",
+            config=TieredConfig,
+            doc="At a gateway: short and simple conversations to the small model; places as prefix does.",
         ),
     ]

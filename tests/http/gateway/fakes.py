@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from engine.contracts.config import GatewaySettings, ServerSettings, Settings, SlotConfig
+from engine.contracts.config import GatewaySettings, ProviderSettings, ServerSettings, Settings, SlotConfig
 from engine.contracts.counters import Metric
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
@@ -443,6 +443,20 @@ async def gateway_at(
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await gateway.close()
+
+
+@asynccontextmanager
+async def with_providers(
+    *servers: Backend, of: Mapping[str, tuple[Backend, Mapping[str, Any]]], **given: Any
+) -> AsyncIterator[Client]:
+    """A gateway before these servers and providers. ``of``: by name, each with its settings but the URL."""
+    async with backends(*servers, *[backend for backend, _ in of.values()]):
+        providers = {
+            name: ProviderSettings(f"{backend.url}/v1", **settings) for name, (backend, settings) in of.items()
+        }
+        async with gateway_at(*[server.url for server in servers], providers=providers, **given) as client:
+            yield client
+            await until(lambda: all(load == (0, 0, 0) for load in client.loads))
 
 
 @asynccontextmanager

@@ -56,8 +56,14 @@ def assign(config: Any, key: str, value: Any, full_key: str, shown: str) -> list
         parent, part, keys = unknown
         where = full_key.removesuffix(key) + parent
         return [f"{shown}: no such key {part!r} in {where.rstrip('.')!r}{nearest(part, keys)} (keys: {listing(keys)})"]
+    _name_entries(config, key)
     if value is not None and not isinstance(value, dict) and _is_group(config, key):
         return [f"{shown}: {full_key} is a group of keys ({listing(OmegaConf.select(config, key))}); set those"]
+    if isinstance(value, dict) and _has_typed_entries(config, key):
+        problems = []
+        for part, one in value.items():
+            problems += assign(config, f"{key}.{part}", one, f"{full_key}.{part}", f"{full_key}.{part}={one}")
+        return problems
     try:
         OmegaConf.update(config, key, value, merge=True)
     except (ConfigAttributeError, ConfigKeyError) as error:
@@ -65,6 +71,20 @@ def assign(config: Any, key: str, value: Any, full_key: str, shown: str) -> list
     except (OmegaConfBaseException, ValueError) as error:
         return [f"{shown}: {first_line(error)}{_expected(config, key)}"]
     return []
+
+
+def _name_entries(config: Any, key: str) -> None:
+    """Where a dotted key goes into a mapping of dataclasses, give that the entry it names, if it has none."""
+    from omegaconf import DictConfig
+
+    node = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or node._is_none():
+            return
+        kind = node._metadata.element_type
+        if part not in node and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            node[part] = structured(kind)
+        node = node._get_node(part)
 
 
 def _unknown_part(config: Any, key: str) -> tuple[str, str, tuple[str, ...]] | None:
@@ -83,6 +103,17 @@ def _unknown_part(config: Any, key: str) -> tuple[str, str, tuple[str, ...]] | N
             return parent, part, keys
         node, parent = node._get_node(part), f"{parent}{part}."
     return None
+
+
+def _has_typed_entries(config: Any, key: str) -> bool:
+    """Whether something below is a mapping of dataclasses, whose entries are made one by one."""
+    from omegaconf import DictConfig, OmegaConf
+
+    node = OmegaConf.select(config, key)
+    if not isinstance(node, DictConfig) or node._is_none():
+        return False
+    below = [node, *[node._get_node(name) for name in node]]
+    return any(isinstance(one, DictConfig) and dataclasses.is_dataclass(one._metadata.element_type) for one in below)
 
 
 def _is_group(config: Any, key: str) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -28,10 +27,13 @@ from engine.service.targets import Targets
 
 
 def build_gateway(
-    settings: Settings, make_router: Callable[[], Router], exporters: Sequence[Exporter]
+    settings: Settings,
+    make_router: Callable[[], Router],
+    exporters: Sequence[Exporter],
+    environ: Mapping[str, str],
 ) -> web.Application:
-    """Call inside a running event loop."""
-    targets = Targets(settings.gateway.targets)
+    """Call inside a running event loop. ``environ``: has the keys of targets."""
+    targets = Targets(settings.gateway, environ)
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
             exporter.watch(targets.readings)
@@ -40,7 +42,6 @@ def build_gateway(
         gateway=settings.gateway,
         targets=targets,
         make_router=make_router,
-        key=os.environ[settings.gateway.key_env] if settings.gateway.key_env else None,
         exporters=tuple(exporters),
         admission=Admission(settings.server.max_queue * len(targets)),
         bodies=Bodies(settings.server.max_body_bytes),

@@ -27,10 +27,16 @@ log = structlog.get_logger("engine.gateway")
 
 
 async def probe(state: GatewayState) -> None:
-    """Ask all targets, until cancelled."""
+    """Ask all own targets, until cancelled. Providers are not asked, only what they have begun is watched."""
     async with asyncio.TaskGroup() as probing:
         for target in state.targets.values():
-            probing.create_task(_probe_one(state, target))
+            probing.create_task(_probe_one(state, target) if target.provider is None else _watch_one(state, target))
+
+
+async def _watch_one(state: GatewayState, target: Target) -> None:
+    while True:
+        target.watch(asyncio.get_running_loop().time())
+        await asyncio.sleep(state.gateway.probe_s)
 
 
 async def _probe_one(state: GatewayState, target: Target) -> None:
@@ -56,9 +62,9 @@ async def _probe_one(state: GatewayState, target: Target) -> None:
         await asyncio.sleep(state.gateway.probe_s)
 
 
-def headers_for(state: GatewayState) -> dict[str, str]:
-    """With the targets' key, if they have one."""
-    return {} if state.key is None else {"Authorization": f"Bearer {state.key}"}
+def headers_for(target: Target) -> dict[str, str]:
+    """With its key, if it has one."""
+    return {} if target.key is None else {"Authorization": f"Bearer {target.key}"}
 
 
 def timeout_of(settings: GatewaySettings) -> aiohttp.ClientTimeout:
@@ -69,7 +75,7 @@ def timeout_of(settings: GatewaySettings) -> aiohttp.ClientTimeout:
 async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
     """``None``: it is. A server without ``/ready`` is ready while it answers."""
     assert state.session is not None
-    async with state.session.get(target.url + "/ready", headers=headers_for(state), allow_redirects=False) as reply:
+    async with state.session.get(target.url + "/ready", headers=headers_for(target), allow_redirects=False) as reply:
         await read_at_most(reply.content, MOST_BYTES)
         return None if reply.status in (200, 404) else f"/ready says {reply.status}"
 
@@ -77,7 +83,9 @@ async def _why_not_ready(state: GatewayState, target: Target) -> str | None:
 async def _models(state: GatewayState, target: Target) -> Mapping[str, Mapping[str, Any]]:
     """Raises ``ValueError`` where that is no list of models."""
     assert state.session is not None
-    async with state.session.get(target.url + "/v1/models", headers=headers_for(state), allow_redirects=False) as reply:
+    async with state.session.get(
+        target.url + "/v1/models", headers=headers_for(target), allow_redirects=False
+    ) as reply:
         data = await read_at_most(reply.content, MOST_BYTES)
         if reply.status != 200:
             raise ValueError(f"/v1/models says {reply.status}")

@@ -60,7 +60,7 @@ async def undrain(http: web.Request) -> web.StreamResponse:
 
 
 def _others(state: GatewayState, target: Target, model: str) -> bool:
-    return any(other.takes_requests for other in state.targets.serving(model)[1] if other is not target)
+    return any(other.takes_requests for other in state.targets.having(model) if other is not target)
 
 
 def _named(http: web.Request, state: GatewayState) -> Target:

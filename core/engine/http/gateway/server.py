@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
@@ -42,7 +43,7 @@ class Gateway(Listener):
         return self.app[GATEWAY]
 
     def build(self) -> web.Application:
-        return build_gateway(*self._parts)
+        return build_gateway(*self._parts, os.environ)
 
     async def work(self) -> int:
         """Does not return."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from engine.contracts.config import GatewaySettings
-from engine.contracts.router import ApiRequest, Attempts, Router
+from engine.contracts.router import ApiRequest, Attempts, ModelRequest, ModelView, Router
 from engine.http.state import ListenerState
 from engine.service.errors import ApiError
+from engine.service.peek import Peek
 from engine.service.placing import Placing
 from engine.service.targets import Target, Targets, taking
 
@@ -23,17 +24,26 @@ class GatewayState(ListenerState):
     gateway: GatewaySettings
     targets: Targets
     make_router: Callable[[], Router]
-    key: str | None
-    """The API key of the targets."""
-    placing: dict[str, Placing] = field(default_factory=dict)
-    """By model: each has a router of its own, for which the targets with this model are the fleet."""
+    placing: dict[str | None, Placing] = field(default_factory=dict)
+    """By model: each has a router of its own, for which the own targets with this model are the fleet. By ``None``: the
+    one that orders models."""
 
-    def serving(self, model: str | None) -> tuple[str, list[Target]]:
-        """The model's name, and the targets that have it. Raises :class:`ApiError`: ``unavailable`` while that cannot
-        be known, ``not_found``."""
-        name, found = self.targets.serving(model)
+    def serving(self, request_id: str, kind: str, peeked: Peek) -> tuple[str, dict[str, list[Target]]]:
+        """The model's name, and the models it stands for in the order in which they are tried, each with the targets
+        that have it. Raises :class:`ApiError`: ``unavailable`` while that cannot be known, ``not_found``, and as the
+        router."""
+        name, models = self.targets.serving(peeked.model)
+        having = {model: [one for one in self.targets.having(model) if one.answers(kind)] for model in models}
+        found = {model: targets for model, targets in having.items() if targets}
+        if len(found) > 1:
+            views = [_view(model, targets) for model, targets in found.items()]
+            request = ModelRequest(request_id, kind, name, peeked.prompt_fields, peeked.fields)
+            found = {model: found[model] for model in self._placing_of(None).choose(request, views)}
         if found:
             return name, found
+        if models:
+            message = f"The targets of {name[:128]!r} have no such endpoint; they have those of chats and completions."
+            raise ApiError("not_found", message, code="no_such_endpoint")
         if unknown := [target.id for target in self.targets.values() if not target.models]:
             message = f"No target has this model, and nothing is known of: {', '.join(unknown)}."
             raise ApiError("unavailable", message, code="not_ready", retry_after_s=2)
@@ -43,15 +53,23 @@ class GatewayState(ListenerState):
         raise ApiError("not_found", message, param="model", code="model_not_found")
 
     def place(self, api: ApiRequest, targets: list[Target]) -> Attempts:
-        """Raises :class:`ApiError`."""
-        if (placing := self.placing.get(api.model)) is None:
-            placing = self.placing[api.model] = Placing(self.make_router())
+        """See :class:`engine.service.attempts.Places`."""
         able = taking(targets)
-        route = placing.place(api, [target.view(api.model, alive=target in able) for target in targets])
+        views = [target.view(api.model, alive=target in able) for target in targets]
+        route = self._placing_of(api.model).place(api, views)
         if isinstance(route, Attempts):
             return route
         message = "The router sent this request where a gateway does not pass it on."
         raise ApiError("failed", message, code="router_failed")
+
+    def begun(self, api: ApiRequest, target: str) -> None:
+        """See :class:`engine.service.attempts.Places`."""
+        self._placing_of(api.model).begun(api, target)
+
+    def _placing_of(self, model: str | None) -> Placing:
+        if model not in self.placing:
+            self.placing[model] = Placing(self.make_router())
+        return self.placing[model]
 
     def not_ready(self) -> str | None:
         """Why no request is taken now; ``None``: each model has a target that takes them."""
@@ -59,8 +77,17 @@ class GatewayState(ListenerState):
             return "draining"
         if not (models := self.targets.models):
             return ", ".join(f"{target.id}: {target.why_not}" for target in self.targets.values())
-        lost = [name for name in models if not taking(self.targets.serving(name)[1])]
+        lost = [name for name in models if not self._takes(name)]
         return f"no target takes requests for {', '.join(lost)}" if lost else None
+
+    def _takes(self, name: str) -> bool:
+        """Whether a target takes requests for one of the models that a name stands for."""
+        return any(taking(self.targets.having(model)) for model in self.targets.serving(name)[1])
+
+
+def _view(model: str, targets: list[Target]) -> ModelView:
+    lengths = [length for target in targets if (length := target.max_len(model)) is not None]
+    return ModelView(model, alive=bool(taking(targets)), max_len=max(lengths, default=None))
 
 
 GATEWAY: web.AppKey[GatewayState] = web.AppKey("gateway", GatewayState)

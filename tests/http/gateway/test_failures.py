@@ -1,0 +1,61 @@
+"""What a client is told where no target answers."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from engine.http.errors import status_of
+from engine.http.gateway.failures import code_of, is_object, nobody, refused_key, timed_out, words_for
+from engine.service.targets import Target
+
+
+def ready() -> Target:
+    target = Target.at("http://h:1")
+    target.is_ready({"m": {}})
+    return target
+
+
+def test_where_nobody_takes_requests_each_targets_reason_is_said() -> None:
+    target = ready()
+    target.drain()
+    error = nobody([target, Target.at("http://h:2")])
+    assert status_of(error) == 503 and "h:1: draining, h:2: not asked yet" in error.message
+
+
+def test_where_targets_asked_for_a_rest_clients_are_told_when_the_first_one_ends() -> None:
+    one, other = ready(), ready()
+    one.rest(30.0)
+    other.rest(7.0)
+    error = nobody([one, other, Target.at("http://h:2")])
+    assert (status_of(error), error.retry_after_s) == (429, 7)
+
+
+def test_a_refused_key_is_named_by_its_setting_and_never_itself() -> None:
+    error = refused_key(Target.at("http://h:1", "sesame"))
+    assert status_of(error) == 502 and "gateway.key_env" in error.message and "sesame" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("why", "code"), [("silent", "target_silent"), ("late", "request_timeout"), ("", "target_timeout")]
+)
+def test_each_time_limit_has_a_code(why: str, code: str) -> None:
+    assert timed_out(why).code == code and status_of(timed_out(why)) == 504
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "fits"),
+    [
+        (b'{"error": {"code": "c"}}', "c", True),
+        (b'{"error": "c"}', None, True),
+        (b"[]", None, False),
+        (b"\xff", None, False),
+        (b"{", None, False),
+    ],
+)
+def test_bodies_may_be_anything(data: bytes, code: str | None, fits: bool) -> None:
+    assert code_of(data) == code and is_object(data) is fits
+
+
+def test_the_log_has_a_status_or_a_code() -> None:
+    assert words_for(web.Response(status=503)) == "status 503" and words_for(timed_out("")) == "target_timeout"
