@@ -235,6 +235,7 @@ def _notes(chosen: list[Chosen], settings: Settings) -> tuple[str, ...]:
             f"parallelism.pcp={ranks['pcp']} shares out no step: scheduler.token_budget={scheduler['token_budget']} is "
             f"less than parallelism.pcp_min_tokens={ranks['pcp_min_tokens']}"
         )
-    if settings.server.api_key is None and settings.server.host not in ("127.0.0.1", "::1", "localhost"):
+    needs_key = settings.server.api_key is not None or settings.server.keys is not None
+    if not needs_key and settings.server.host not in ("127.0.0.1", "::1", "localhost"):
         notes.append(f"server.host={settings.server.host} without server.api_key: anyone who reaches it may use it")
     return tuple(notes)

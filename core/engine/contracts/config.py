@@ -275,6 +275,9 @@ class ServerSettings:
     api_key: str | None = None
     """When set, every route but ``/`` and health needs ``Authorization: Bearer <api_key>`` or ``x-api-key: <api_key>``;
     see also ``ui``."""
+    keys: str | None = None
+    """A file of YAML or JSON with a key for each client, see `Keys` in ``docs/serving.md``: each tenant has caches,
+    stored responses and a turn in the queue of its own. ``api_key`` goes on to be taken."""
     cors_origins: list[str] = field(default_factory=list)
     """Web pages of these origins, such as ``https://chat.example.org``, may call the server from a browser; ``*``: all
     web pages."""
@@ -338,6 +341,8 @@ class ServerSettings:
                     f"server.cors_origins: {origin!r}: expected '*', or scheme, host and perhaps port in lower case, "
                     "with nothing after, such as https://chat.example.org or http://localhost:3000"
                 )
+        if self.keys == "":
+            raise ValueError("server.keys is empty; give a file, or server.keys=null for none")
         if self.api_key == "":
             raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")
 

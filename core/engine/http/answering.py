@@ -16,7 +16,7 @@ from engine.http import conversations, proxy
 from engine.http.conversations import Storing
 from engine.http.endpoints import Endpoint
 from engine.http.format import Format
-from engine.http.incoming import arrival_of, client_of, state_of
+from engine.http.incoming import arrival_of, caller_of, client_of, entered, state_of
 from engine.http.progress import PrefillProgress
 from engine.http.sse import EventStream
 from engine.service.admission import Flight
@@ -24,6 +24,7 @@ from engine.service.errors import ApiError
 from engine.service.job import Job
 from engine.service.output import Delta, joined
 from engine.service.prepare import checked_shape, make_job
+from engine.service.rewriting import rewritten
 from engine.service.validation import num_echoed
 
 LARGE_ANSWER = 1024
@@ -46,13 +47,16 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             engine.check()
             return web.Response(body=data, content_type="application/json")
         client = client_of(http, options.user)
-        with state.admission.enter(client, parsed.num_prompts * options.num_choices()) as flight:
+        with entered(http, options.user, parsed.num_prompts * options.num_choices()) as flight:
             prompts = await endpoint.prompts(engine, client, parsed)
             shape = await checked_shape(engine, options)
-            job = make_job(engine, options, prompts, client, arrival_of(http, received_s, parsed_s), shape)
+            arrival, caller = arrival_of(http, received_s, parsed_s), caller_of(http)
+            job = make_job(engine, options, prompts, client, arrival, shape, caller)
             route = state.dispatcher.place(job.api)
             if isinstance(route, ToUrl):
                 data = endpoint.passed_on(body.data)
+                if caller is not None:
+                    data = rewritten(data, {"cache_salt": job.api.cache_salt})
                 return await proxy.answer(http, state, flight, job, route.base_url, data, endpoint.format)
             body.release(keeping=len(storing.items) if storing is not None else 0)
             events = EventStream(http, state.settings.keepalive_s, endpoint.format.stream_type)

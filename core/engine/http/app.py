@@ -50,6 +50,7 @@ from engine.service.findings import Finders
 from engine.service.fleet import Fleet
 from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
+from engine.service.keys import Keys
 from engine.service.placing import Placing
 from engine.service.response_store import ResponseStore
 from engine.service.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ def build_app(
 ) -> web.Application:
     """The application over engines of one plan that somebody else starts, by id. ``finders``: commands that have
     findings, by name; ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
-    Call inside a running event loop."""
+    Call inside a running event loop. Raises :class:`AssemblyError` where ``server.keys`` cannot be read."""
     settings = plan.settings.server
     checks = GrammarChecks(grammars, plan.constraint)
     engines = {name: EngineHandle(name, plan, client, tokenizer, checks) for name, client in clients.items()}
@@ -82,6 +83,7 @@ def build_app(
     bus = EventBus([Recorder(partial(count_for, engines)), *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
+        keys=None if settings.keys is None else Keys(settings.keys),
         engines=engines,
         fleet=Fleet(engines, settings.drain_s),
         dispatcher=Dispatcher(Placing(router), engines, bus),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 
 from aiohttp import web
 
-from engine.http.state import LISTENER, STATE, TRACE, ListenerState, ServerState
+from engine.http.state import CALLER, LISTENER, STATE, TRACE, ListenerState, ServerState
 from engine.service.addresses import network_of
+from engine.service.admission import Flight
+from engine.service.keys import Caller
 from engine.service.response_store import Tenant
 from engine.service.timings import Arrival
 from engine.service.trace_context import trace_context
@@ -21,16 +24,32 @@ def listener_of(http: web.Request) -> ListenerState:
     return http.app[LISTENER]
 
 
+def caller_of(http: web.Request) -> Caller | None:
+    """Whose key it has; ``None``: no keys are told apart."""
+    return http.get(CALLER)
+
+
 def client_of(http: web.Request, user: str | None = None) -> str:
-    """Who sent a request: its address, or the user it names where that is trusted. The queue is fair among clients."""
-    trusted = user and listener_of(http).settings.trust_user
+    """Who sent a request: the tenant of its key or else its address, and the user it names where that is trusted. The
+    queue is fair among clients."""
+    caller, trusted = caller_of(http), user and listener_of(http).settings.trust_user
+    if caller is not None:
+        return f"tenant:{caller.of}/{user}" if trusted else f"tenant:{caller.of}"
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
+
+
+def entered(http: web.Request, user: str | None, sequences: int) -> AbstractContextManager[Flight]:
+    """As :meth:`engine.service.admission.Admission.enter`, with the limit of the request's key."""
+    caller = caller_of(http)
+    most = None if caller is None else caller.max_sequences
+    return listener_of(http).admission.enter(client_of(http, user), sequences, most)
 
 
 def tenant_of(http: web.Request, user: str | None, cache_salt: str | None) -> Tenant:
     """Whose responses a request may go on from. Its address says nothing here: those of one client change, and those
     of many are one behind a gateway."""
-    return (user or "") if state_of(http).settings.trust_user else "", cache_salt or ""
+    caller, trusted = caller_of(http), (user or "") if state_of(http).settings.trust_user else ""
+    return (trusted if caller is None else f"{caller.of}/{trusted}"), cache_salt or ""
 
 
 def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:

@@ -20,12 +20,15 @@ from engine.http.compression import compressed
 from engine.http.connections import Connection
 from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
-from engine.http.state import LISTENER, TRACE
+from engine.http.state import CALLER, LISTENER, TRACE
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
+from engine.service.keys import Keys
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+ADMIN = "/engine/"
+"""What is below is for administrators, and so are the metrics: both show all tenants."""
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Routes that are served without a key."""
 READ = ("fleet", "stats", "counters", "latency", "requests")
@@ -56,6 +59,7 @@ async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
             status=status,
             ms=round((time.monotonic() - begun) * 1e3, 1),
             request_id=request[REQUEST_ID],
+            **({"key": request[CALLER].name} if CALLER in request else {}),
         )
 
 
@@ -85,18 +89,30 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Decides on the matched route, never on a URL that the client could dress up."""
-    settings = request.app[LISTENER].settings
-    if settings.api_key is None:
+    state, route = request.app[LISTENER], _route(request)
+    settings = state.settings
+    if settings.api_key is None and state.keys is None:
         if is_loopback(settings.host) and not is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
             raise HttpError(403, "This server answers to local names only (server.host).", code="foreign_host")
-    elif not _is_open(_route(request), settings) and not has_key(
-        request.headers.getall("Authorization", []), request.headers.getall("x-api-key", []), settings.api_key
-    ):
-        asks = " With server.ui=true, the page asks for it." if _route(request) in UI_ROUTES else ""
+    elif not _is_open(route, settings):
+        sent = sent_keys(request.headers.getall("Authorization", []), request.headers.getall("x-api-key", []))
+        if settings.api_key is None or not is_among(settings.api_key, sent):
+            _identify(request, state.keys, sent)
+    return await handler(request)
+
+
+def _identify(request: web.Request, keys: Keys | None, sent: list[str]) -> None:
+    """Note whose key it is. Raises :class:`HttpError` where it is nobody's, or not for this route."""
+    route = _route(request)
+    caller = next(filter(None, map(keys.find, sent)), None) if keys is not None else None
+    if caller is None:
+        asks = " With server.ui=true, the page asks for it." if route in UI_ROUTES else ""
         message = f"Wrong or missing API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.{asks}"
         raise HttpError(401, message, code="invalid_api_key")
-    return await handler(request)
+    if not caller.admin and route is not None and (route.startswith(ADMIN) or route == "/metrics"):
+        raise HttpError(403, f"{route} is for keys with admin (server.keys).", code="admin_only")
+    request[CALLER] = caller
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
@@ -117,12 +133,16 @@ def echoed_id(sent: str) -> str:
     return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
 
 
-def has_key(authorizations: list[str], api_keys: list[str], key: str) -> bool:
-    """``Authorization: Bearer <key>`` or ``x-api-key: <key>``, at most one of each, compared in constant time."""
+def sent_keys(authorizations: list[str], api_keys: list[str]) -> list[str]:
+    """``Authorization: Bearer <key>`` and ``x-api-key: <key>``, at most one of each."""
     if len(authorizations) > 1 or len(api_keys) > 1:
-        return False
+        return []
     schemes = [sent.partition(" ") for sent in authorizations]
-    sent = [credentials for scheme, _, credentials in schemes if scheme == "Bearer"] + api_keys
+    return [credentials for scheme, _, credentials in schemes if scheme == "Bearer"] + api_keys
+
+
+def is_among(key: str, sent: list[str]) -> bool:
+    """Compared in constant time."""
     return any(hmac.compare_digest(_digest(one), _digest(key)) for one in sent)
 
 

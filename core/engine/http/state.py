@@ -24,6 +24,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.findings import Finders
 from engine.service.fleet import Fleet
+from engine.service.keys import Caller, Keys
 from engine.service.parsing import P
 from engine.service.response_store import ResponseStore
 from engine.service.trace_context import TraceContext
@@ -40,6 +41,8 @@ class ListenerState:
     """What an application holds for as long as it lives, whatever is behind it. Use on the event loop's thread only."""
 
     settings: ServerSettings
+    keys: Keys | None
+    """Those of clients; ``None``: there are none."""
     exporters: tuple[Exporter, ...]
     admission: Admission
     bodies: Bodies
@@ -126,4 +129,6 @@ LISTENER: web.AppKey[ListenerState] = web.AppKey("listener", ListenerState)
 """Of every application."""
 STATE: web.AppKey[ServerState] = web.AppKey("state", ServerState)
 """The same, of an application with engines."""
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+"""Whose key a request has; absent where no keys are told apart."""
 TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)

@@ -61,12 +61,20 @@ class Admission:
             raise self._full()
 
     @contextmanager
-    def enter(self, client: str, sequences: int) -> Iterator[Flight]:
-        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
+    def enter(self, client: str, sequences: int, most: int | None = None) -> Iterator[Flight]:
+        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request. ``most``:
+        that this client may have, with all others of the same tenant (``TENANT/USER``).
 
         Raises :class:`ApiError` like :meth:`gate`.
         """
         self.gate(client)
+        if most is not None and (held := self._held_by(client)) + sequences > most:
+            raise ApiError(
+                "overloaded",
+                f"This key's tenant has {held} sequences of at most {most}, and {sequences} more were asked for.",
+                code="key_limit",
+                retry_after_s=math.ceil(self._mean_s / 2),
+            )
         if not self._has_room(client, sequences):
             raise self._full()
         task = asyncio.current_task()
@@ -107,6 +115,10 @@ class Admission:
         except TimeoutError:
             return False
         return True
+
+    def _held_by(self, client: str) -> int:
+        tenant = client.partition("/")[0]
+        return sum(count for name, count in self._held.items() if name.partition("/")[0] == tenant)
 
     def _has_room(self, client: str, sequences: int) -> bool:
         if not self.in_flight or self.in_flight + sequences <= self._max_queue:

@@ -19,6 +19,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
 from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
+from engine.service.keys import Caller, salt_for
 from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens, reasoning_use
@@ -134,12 +135,11 @@ def make_job(
     client: str,
     arrival: Arrival,
     shape: Shape = Shape(),
+    caller: Caller | None = None,
 ) -> Job:
-    """Check lengths and parameters. ``shape``: as :func:`checked_shape` found it. Raises :class:`ApiError`
-    ``invalid``."""
-    least = engine.plan.settings.server.least_priority
-    if options.priority is not None and options.priority < least:
-        raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
+    """Check lengths and parameters. ``shape``: as :func:`checked_shape` found it. ``caller``: whose key it has, where
+    keys are told apart. Raises :class:`ApiError` ``invalid``."""
+    options = _prioritised(options, caller, engine.plan.settings.server.least_priority)
     use = reasoning_use(options, engine.tokenizer, lambda: engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
     api = ApiRequest(
         request_id=f"{options.id_prefix}{uuid.uuid4().hex}",
@@ -148,7 +148,7 @@ def make_job(
         prompts=prompts.tokens,
         n=options.num_choices(),
         sampling=_sampling(engine, options, prompts.tokens, shape.grammar, use),
-        cache_salt=options.cache_salt or "",
+        cache_salt=salt_for(caller, options.cache_salt),
         stop=stop_strings(options),
         stream=bool(options.stream),
         echo=options.echoes,
@@ -156,6 +156,18 @@ def make_job(
     )
     check_echoed_logprobs(api)
     return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint, shape.tools, use)
+
+
+def _prioritised(options: GenerationRequest, caller: Caller | None, least: int) -> GenerationRequest:
+    """With the priority of its key, which it may only lower."""
+    by = "server.least_priority"
+    if caller is not None and caller.priority is not None:
+        least, by = caller.priority, "of its key"
+        if options.priority is None:
+            return msgspec.structs.replace(options, priority=least)
+    if options.priority is not None and options.priority < least:
+        raise bad_request(f"priority must be at least {least} ({by}).", "priority")
+    return options
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:

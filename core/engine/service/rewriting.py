@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def rewritten(body: bytes, *, model: str, drop: Collection[str] = (), usage: bool = False) -> bytes:
-    """``body``: a JSON object, whose other values stay as they were written. ``usage``: a stream shall end with it."""
-    fields = {name: value for name, value in _fields.decode(body).items() if name not in drop}
-    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+def rewritten(body: bytes, fields: Mapping[str, str], *, drop: Collection[str] = (), usage: bool = False) -> bytes:
+    """``body``: a JSON object. Its values stay as they were written but for ``fields``, which it gets. ``usage``: a
+    stream shall end with it."""
+    found = {name: value for name, value in _fields.decode(body).items() if name not in drop}
+    found |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     if usage:
-        options = msgspec.json.decode(fields.get("stream_options", b"null"))
+        options = msgspec.json.decode(found.get("stream_options", b"null"))
         options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(fields)
+        found["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    return msgspec.json.encode(found)

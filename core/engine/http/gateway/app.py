@@ -23,6 +23,7 @@ from engine.http.routes.metrics import metrics
 from engine.http.state import LISTENER, Recorder
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
+from engine.service.keys import Keys
 from engine.service.targets import Targets
 
 
@@ -32,13 +33,15 @@ def build_gateway(
     exporters: Sequence[Exporter],
     environ: Mapping[str, str],
 ) -> web.Application:
-    """Call inside a running event loop. ``environ``: has the keys of targets."""
+    """Call inside a running event loop. ``environ``: has the keys of targets. Raises :class:`AssemblyError`
+    where ``server.keys`` cannot be read."""
     targets = Targets(settings.gateway, environ)
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
             exporter.watch(targets.readings)
     state = GatewayState(
         settings=settings.server,
+        keys=None if settings.server.keys is None else Keys(settings.server.keys),
         gateway=settings.gateway,
         targets=targets,
         make_router=make_router,

@@ -27,12 +27,13 @@ from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.reading import NoAnswer, read_at_most
 from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.gateway.usage import Usage, UsageReader, asks_for_usage, usage_of
-from engine.http.incoming import arrival_of, client_of
+from engine.http.incoming import arrival_of, caller_of, client_of, entered
 from engine.http.middleware import REQUEST_ID
 from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
 from engine.service.admission import Flight
 from engine.service.attempts import Attempt, Order
 from engine.service.errors import ApiError, bad_request
+from engine.service.keys import salt_for
 from engine.service.load import Share
 from engine.service.peek import peek
 from engine.service.rewriting import rewritten
@@ -68,7 +69,7 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
         peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
-        with state.admission.enter(client_of(http, peeked.user), peeked.n) as flight:
+        with entered(http, peeked.user, peeked.n) as flight:
             name, models = state.serving(http[REQUEST_ID], kind, peeked)
             api = ApiRequest(
                 request_id=http[REQUEST_ID],
@@ -77,7 +78,7 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
                 prompts=(peeked.prompt,),
                 n=peeked.n,
                 sampling=SamplingParams(),
-                cache_salt=peeked.cache_salt,
+                cache_salt=salt_for(caller_of(http), peeked.cache_salt),
                 stop=(),
                 stream=peeked.stream,
                 echo=False,
@@ -92,7 +93,9 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
                     "previous_response_id",
                 )
             hides_usage = not asks_for_usage(peeked.fields)
-            asked = Asked(http, state, flight, kind, name, peeked.n, peeked.stream, hides_usage, body, endpoint.format)
+            salt = None if caller_of(http) is None else api.cache_salt
+            form, stream = endpoint.format, peeked.stream
+            asked = Asked(http, state, flight, kind, name, peeked.n, stream, hides_usage, salt, body, form)
             del peeked, api  # they hold the prompt
             return await Passing(asked, order, arrival_of(http, received_s, time.monotonic())).answer()
 
@@ -111,6 +114,8 @@ class Asked:
     stream: bool
     hides_usage: bool
     """The client does not want it in a stream."""
+    salt: str | None
+    """What keeps its tenant's caches apart; ``None``: what the client sent."""
     body: Body
     form: type[Format]
 
@@ -120,12 +125,17 @@ class Asked:
         return found
 
     def body_for(self, attempt: Attempt) -> bytes:
-        provider = attempt.target.provider
-        if provider is None and attempt.model == self.model:
+        provider, fields = attempt.target.provider, dict[str, str]()
+        if provider is not None or attempt.model != self.model:
+            fields["model"] = attempt.target.name_of(attempt.model)
+        if self.salt is not None:
+            fields["cache_salt"] = self.salt
+        if not fields:
             return self.body.data
         drop = () if provider is None else provider.drop
+        fields = {name: value for name, value in fields.items() if name not in drop}
         usage = provider is not None and self.stream and "stream_options" not in drop
-        return rewritten(self.body.data, model=attempt.target.name_of(attempt.model), drop=drop, usage=usage)
+        return rewritten(self.body.data, fields, drop=drop, usage=usage)
 
 
 class Passing:

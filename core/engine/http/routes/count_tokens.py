@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.incoming import client_of, state_of
+from engine.http.incoming import client_of, entered, state_of
 from engine.service.parsing import ParsedCount
 from engine.service.prepare import encode_conversation
 
@@ -17,6 +17,6 @@ async def count_tokens(http: web.Request) -> web.StreamResponse:
     async with state.bodies.read(http) as body:
         asked = await state.parse(ParsedCount, body)
         body.forget()
-        with state.admission.enter(client, 1):
+        with entered(http, None, 1):
             tokens = await encode_conversation(state.engine, client, asked.conversation)
     return json_response({"input_tokens": len(tokens)})

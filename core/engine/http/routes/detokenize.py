@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from engine.http.bodies import json_response
-from engine.http.incoming import client_of, state_of
+from engine.http.incoming import client_of, entered, state_of
 from engine.service.parsing import ParsedDetokenize, unpack
 
 
@@ -16,5 +16,5 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
     async with state.bodies.read(http) as body:
         asked = await state.parse(ParsedDetokenize, body)
         body.forget()
-        with state.admission.enter(client, 1):
+        with entered(http, None, 1):
             return json_response({"prompt": await state.engine.tokenizer.decode(unpack(asked.tokens), client=client)})

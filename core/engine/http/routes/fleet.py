@@ -68,7 +68,7 @@ async def _changeable(http: web.Request) -> ServerState:
 async def changeable(http: web.Request, state: ListenerState) -> None:
     """Raises :class:`HttpError` 403 unless the request may change what is behind the listener: without a key, none but
     this machine's own may."""
-    if state.settings.api_key is None and not _is_local(http):
+    if state.settings.api_key is None and state.keys is None and not _is_local(http):
         raise HttpError(
             403,
             "Without a key, engines can be changed from this machine alone, and through no proxy; set server.api_key "

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from engine.http.incoming import client_of, state_of
+from engine.http.incoming import client_of, entered, state_of
 from engine.service.engines import EngineHandle
 from engine.service.logprobs import token_name
 from engine.service.parsing import ParsedTokenize
@@ -22,7 +22,7 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     async with state.bodies.read(http) as body:
         asked = await state.parse(ParsedTokenize, body)
         body.forget()
-        with state.admission.enter(client, 1):
+        with entered(http, None, 1):
             if asked.conversation is not None:
                 tokens = await encode_conversation(engine, client, asked.conversation)
             else:

@@ -1,0 +1,125 @@
+"""Whose request is this? Keys from a file: a digest for each, and what its holder may do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from engine.assembly.errors import AssemblyError
+
+LOOKED_AT_S = 1.0
+"""A file that has changed is read again so soon."""
+SALT_LENGTH = 32
+"""Hexadecimal digits."""
+
+log = structlog.get_logger("engine.keys")
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._\-]{1,64}$")]
+
+
+class Caller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who sends requests with one key."""
+
+    name: Name
+    """Of the key: it is in the log."""
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    """The digest of the key, in hexadecimal digits."""
+    tenant: Name | None = None
+    """Whose caches and stored responses it uses, and with whom it shares a turn in the queue; ``null``: its own."""
+    admin: bool = False
+    """It may read and change what is under ``/engine`` and ``/metrics``, too."""
+    max_sequences: Annotated[int, Meta(ge=1)] | None = None
+    """Most sequences that its tenant may have waiting or running at once."""
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Of its requests, which may only ask to be less urgent; ``null``: as without keys."""
+
+    @property
+    def of(self) -> str:
+        """The tenant."""
+        return self.tenant or self.name
+
+    def salted(self, cache_salt: str) -> str:
+        """What keeps the tenant's caches apart from those of others, whatever salt a request has. It says nothing of
+        either."""
+        return hashlib.sha256(f"{self.of}\0{cache_salt}".encode()).hexdigest()[:SALT_LENGTH]
+
+
+def salt_for(caller: Caller | None, cache_salt: str | None) -> str:
+    """Under which a request's keys and values are cached."""
+    return cache_salt or "" if caller is None else caller.salted(cache_salt or "")
+
+
+class Keys:
+    """Those of a file of JSON or YAML: a list of :class:`Caller`. Use on one thread."""
+
+    def __init__(self, path: str) -> None:
+        """Raises :class:`AssemblyError`."""
+        self._path = path
+        try:
+            self._seen = _state_of(path)
+            self._callers = _read(path)
+        except (OSError, ValueError) as error:
+            raise AssemblyError([f"server.keys={path}: {_words(error)}"]) from None
+        self._looked_s = time.monotonic()
+
+    def find(self, key: str) -> Caller | None:
+        """Whose key this is. A file that has changed for the worse is reported, and what it said before counts."""
+        if (now_s := time.monotonic()) - self._looked_s > LOOKED_AT_S:
+            self._looked_s = now_s
+            self._look()
+        return self._callers.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
+
+    def _look(self) -> None:
+        try:
+            if (state := _state_of(self._path)) == self._seen:
+                return
+            self._seen = state
+            self._callers = _read(self._path)
+            log.info("keys were read again", keys=len(self._callers))
+        except (OSError, ValueError) as error:
+            log.error("keys cannot be read; those read before count", error=_words(error))
+
+
+def _state_of(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(path: str) -> dict[str, Caller]:
+    """By digest. Raises ``OSError``, ``ValueError``."""
+    import yaml
+
+    with open(path, encoding="utf-8") as file:
+        try:
+            found = yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise ValueError(f"is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, list) or not found:
+        raise ValueError("has no list of keys; expected entries with name and sha256")
+    callers = [_caller(number, one) for number, one in enumerate(found, 1)]
+    for what, values in (("name", [one.name for one in callers]), ("sha256", [one.sha256 for one in callers])):
+        if twice := _twice(values):
+            raise ValueError(f"two keys have the {what} {twice}; each needs its own")
+    return {one.sha256: one for one in callers}
+
+
+def _caller(number: int, found: object) -> Caller:
+    try:
+        return msgspec.convert(found, Caller)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"key {number}: {error}") from None
+
+
+def _twice(values: Sequence[str]) -> str | None:
+    return next((value for at, value in enumerate(values) if value in values[:at]), None)
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror or "cannot be read") if isinstance(error, OSError) else str(error)
