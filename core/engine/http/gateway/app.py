@@ -24,6 +24,7 @@ from engine.http.state import LISTENER, Recorder
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
 from engine.service.keys import Keys
+from engine.service.placing import Placing
 from engine.service.targets import Targets
 
 
@@ -45,6 +46,7 @@ def build_gateway(
         gateway=settings.gateway,
         targets=targets,
         make_router=make_router,
+        choosing=Placing(make_router()),
         exporters=tuple(exporters),
         admission=Admission(settings.server.max_queue * len(targets)),
         bodies=Bodies(settings.server.max_body_bytes),

@@ -24,9 +24,10 @@ class GatewayState(ListenerState):
     gateway: GatewaySettings
     targets: Targets
     make_router: Callable[[], Router]
-    placing: dict[str | None, Placing] = field(default_factory=dict)
-    """By model: each has a router of its own, for which the own targets with this model are the fleet. By ``None``: the
-    one that orders models."""
+    choosing: Placing
+    """Of models, where a name stands for several."""
+    placing: dict[str, Placing] = field(default_factory=dict)
+    """By model: each has a router of its own, for which the own targets with this model are the fleet."""
 
     def serving(self, request_id: str, kind: str, peeked: Peek) -> tuple[str, dict[str, list[Target]]]:
         """The model's name, and the models it stands for in the order in which they are tried, each with the targets
@@ -38,7 +39,7 @@ class GatewayState(ListenerState):
         if len(found) > 1:
             views = [_view(model, targets) for model, targets in found.items()]
             request = ModelRequest(request_id, kind, name, peeked.prompt_fields, peeked.fields)
-            found = {model: found[model] for model in self._placing_of(None).choose(request, views)}
+            found = {model: found[model] for model in self.choosing.choose(request, views)}
         if found:
             return name, found
         if models:
@@ -66,7 +67,7 @@ class GatewayState(ListenerState):
         """See :class:`engine.service.attempts.Places`."""
         self._placing_of(api.model).begun(api, target)
 
-    def _placing_of(self, model: str | None) -> Placing:
+    def _placing_of(self, model: str) -> Placing:
         if model not in self.placing:
             self.placing[model] = Placing(self.make_router())
         return self.placing[model]
