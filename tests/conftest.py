@@ -17,6 +17,9 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # What is collected stays, and is much: nothing looks for garbage among it, during collection or after.
 gc.disable()
+# Processes that tests start find the engine's source compiled, whatever the environment says: git ignores that.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
