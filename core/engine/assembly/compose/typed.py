@@ -15,7 +15,8 @@ from engine.assembly.errors import listing, nearest
 
 def structured(cls: type[Any]) -> Any:
     """A typed node for a dataclass."""
-    return deepcopy(_made(cls))  # faster than making it again
+    hashable: Any = cls
+    return deepcopy(_made(hashable))  # faster than making it again
 
 
 @lru_cache(maxsize=256)
