@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ rotations, and three steps."""
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", MOST)
-def test_an_eagle3_chain_launches_little(models: Models, temperature: float) -> None:
-    counts = dict[int, int]()
+def test_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> None:
+    models, counts = Models(tmp_path), dict[int, int]()
     for width in (2, 4):
         # The first one also fills memory that is kept.
         *_, (launches, _) = proposed(chains(models, width, "triton"), width, temperature)
@@ -40,28 +41,17 @@ def test_an_eagle3_chain_launches_little(models: Models, temperature: float) -> 
     assert counts[4] - counts[2] <= 2 * of_a_step and counts[4] <= of_four
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def on_triton(models: Models) -> Any:
-    """With steps and drafts captured."""
-    return chains(models, 2, "triton", captured=True)
-
-
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
-def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(models: Models, on_triton: Any, temperature: float) -> None:
-    found = []
-    for engine in (chains(models, 2, "torch"), on_triton):
-        found.append([drafts.tolist() for _, drafts in proposed(engine, 2, temperature)])
+def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(tmp_path: Path, temperature: float) -> None:
+    models, found = Models(tmp_path), []
+    for kernels in ("torch", "triton"):
+        found.append([drafts.tolist() for _, drafts in proposed(chains(models, 2, kernels), 2, temperature)])
     assert found[0] == found[1] and len(found[0]) == 2
 
 
 @pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_captured_chain_has_the_launches_of_an_eager_one(on_triton: Any, sampled: bool) -> None:
-    engine, found = on_triton, list[list[str]]()
+def test_a_captured_chain_has_the_launches_of_an_eager_one(tmp_path: Path, sampled: bool) -> None:
+    engine, found = chains(Models(tmp_path), 2, "triton", captured=True), list[list[str]]()
     after = drafts_of(engine.runner)
     assert after is not None and engine.runner.graphs is not None
     drafter: Any = after.drafter
@@ -115,12 +105,8 @@ def proposed(engine: Any, width: int, temperature: float) -> list[tuple[Launches
         return made
 
     drafter.propose = counted
-    engine.core.reset_prefix_cache()
     sampling = SamplingParams(max_tokens=width + 3, temperature=temperature, seed=1, ignore_eos=True)
     engine.core.submit(EngineRequest("one", (5, 6, 7), sampling))
     while len(found) < 2:
-        engine.core.step()
-    drafter.propose = propose
-    while engine.core.has_work:
         engine.core.step()
     return found
