@@ -145,7 +145,7 @@ def test_tokens_are_those_of_transformers(references: References, name: str, ove
     engine.core.close()
 
 
-@few(3)
+@few(2)
 @needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
 def test_next_turns_are_found_in_all_groups(references: References, name: str) -> None:
@@ -224,7 +224,7 @@ def test_the_cache_takes_what_states_need(references: References) -> None:
     engine.core.close()
 
 
-@few(3)
+@few(2)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "drafter"),
