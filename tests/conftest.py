@@ -17,6 +17,9 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # What is collected stays, and is much: nothing looks for garbage among it, during collection or after.
 gc.disable()
+# Processes that tests start find the engine's source compiled, whatever the environment says: git ignores that.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -68,17 +71,17 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "drafting/test_engine.py", "attention_kernel/test_triton.py", "communicator/test_shm.py", "triton/test_aot.py",
-    "loop/test_clients.py", "architecture/test_dense_families.py", "cli/test_new_plugins.py", "triton/test_models.py",
-    "ranks/test_joining.py", "communicator/test_gloo.py", "laws/test_kv_groups.py", "drafter/test_on_device.py",
-    "laws/test_captured_models.py", "laws/test_inside_a_draft.py", "laws/test_bundled_swaps.py",
-    "step/test_draft_graphs.py", "ranks/test_deaths.py", "eval/test_main.py", "checkpoint/test_serving.py",
-    "plan/test_plan.py", "attention_kernel/test_triton_aot.py", "architecture/test_families_with_experts.py",
-    "step/test_draft_graphs_on_triton.py", "laws/test_drafted_models.py", "startup/test_memory.py",
-    "communicator/test_processes.py", "architecture/test_nested_families.py", "cli/test_plugins.py",
-    "laws/test_cached_prompts.py", "checkpoint/test_hostile.py", "communicator/test_simulated.py",
-    "tests/test_architecture_rules.py", "ranks/test_tokens.py", "laws/test_lossy_formats.py",
-    "architecture/test_gemma4.py", "laws/test_exact_swaps.py",
+    "drafting/test_engine.py", "architecture/test_dense_families.py", "communicator/test_shm.py",
+    "drafter/test_on_device.py", "attention_kernel/test_triton.py", "kernels/triton/test_aot.py",
+    "http/test_end_to_end.py", "lab/plan/test_plan.py", "loop/test_clients.py", "laws/test_kv_groups.py",
+    "attention_kernel/test_triton_aot.py", "attention_kernel/test_cpu.py", "ranks/test_joining.py",
+    "step/test_draft_graphs.py", "ranks/test_deaths.py", "architecture/test_nested_families.py",
+    "laws/test_constrained.py", "cli/test_new_plugins.py", "architecture/test_families_with_experts.py",
+    "cli/test_plugins.py", "laws/test_bundled_swaps.py", "eval/test_main.py", "architecture/test_gemma4.py",
+    "laws/test_exact_swaps.py", "laws/test_inside_a_draft.py", "simulation/test_run.py", "communicator/test_gloo.py",
+    "kernels/cpu/test_captured_drafts.py", "laws/test_drafted_sampling.py", "ranks/test_shared_tokens.py",
+    "startup/test_memory.py", "laws/test_ranks.py", "assembly/test_negotiation.py", "tools/test_quantize.py",
+    "assembly/test_compose.py", "constraint/test_llguidance.py",
 )  # fmt: skip
 """Files that take longest, in that order. The first runs all short files of interpreted tests: it is the first of them
 to be collected."""

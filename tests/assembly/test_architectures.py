@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 from tests.families import AnyFamily, NestedFamily
+from tests.selection import few
 
 from engine.assembly.bind import build_context, build_slots
 from engine.assembly.compose import compose
@@ -222,6 +223,7 @@ def test_what_one_architecture_cannot_describe_another_may(plan, entry):
 MINE_SAYS = "architecture=mine (from engine-mine 0.3.0)"
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

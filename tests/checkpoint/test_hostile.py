@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.selection import few
 
 from engine.assembly.assemble import configure, plan_for
 from engine.assembly.errors import AssemblyError
@@ -58,6 +59,7 @@ def test_what_is_harmless_goes_on_working(
     check(made(ATTACKS[name], model, tmp_path))
 
 
+@few(100)
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.code == 2])
 def test_a_hostile_checkpoint_is_refused_with_a_line_for_each_problem(
     name: str, model: Path, check: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]

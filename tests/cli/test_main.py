@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tests.selection import few
 
 from engine import __version__
 from engine.assembly.assemble import assemble
@@ -57,6 +58,7 @@ def model(tmp_path):
     return str(tmp_path)
 
 
+@few(2)
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["bench", "--help"], ["config"], ["plugins"]])
 def test_nothing_before_serving_needs_torch(words):
     done = engine(*words)

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 from tests.cli.installed import put_on_path, take_off_path
 from tests.needs import needs
-from tests.selection import few
 
 from engine.assembly.discovery import discover
 from engine.cli.main import main
@@ -55,6 +55,11 @@ Path("tokens.json").write_text(json.dumps(tokens))
 
 PACKAGE_TEST = "test_the_tests_of_a_new_package_pass_at_once"
 SUITE_TEST = "test_a_new_plugin_passes_the_suite_that_check_makes_for_it"
+
+
+def slots(*quick: str) -> list[Any]:
+    """All of them; the default run has these, whose suites are short."""
+    return [pytest.param(slot, marks=() if slot in quick else pytest.mark.slow) for slot in SLOTS]
 
 
 def name_of(slot: str) -> str:
@@ -105,8 +110,7 @@ def ran(request: pytest.FixtureRequest, packages: Path, tmp_path_factory: pytest
     return folder
 
 
-@few(1)
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", slots("drafter"))
 def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
     cases = ElementTree.parse(ran / "tests.xml").iter("testcase")
     mine = [case for case in cases if f"test_engine_{name_of(slot)}" in case.attrib["classname"]]
@@ -114,8 +118,7 @@ def test_the_tests_of_a_new_package_pass_at_once(slot: str, ran: Path) -> None:
     assert [case.attrib["name"] for case in mine if len(case)] == []
 
 
-@few(2)
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", slots("drafter", "router"))
 def test_a_new_plugin_passes_the_suite_that_check_makes_for_it(slot: str, ran: Path) -> None:
     lines = json.loads((ran / "checked.json").read_text())[slot]
     assert [line["type"] for line in (lines[0], lines[-1])] == ["suite", "ended"]

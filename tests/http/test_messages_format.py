@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.selection import few
+
 from ..service.fakes import MAX_LEN, MODEL, in_loop, says
 from .fakes import Running, running
 from .test_responses_format import events
@@ -33,6 +35,7 @@ def content(message: Any) -> list[dict[str, Any]]:
     return [block.model_dump(exclude={"id", "parsed_output"}, exclude_none=True) for block in message.content]
 
 
+@few(2)
 @pytest.mark.parametrize("text", ["Hello world", TWO, ONE, ONE + " and\n" + ONE])
 @in_loop
 async def test_a_stream_rebuilds_the_whole_answer(text: str) -> None:

@@ -10,6 +10,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from tests.selection import few
+
 from ..service.fakes import MODEL, in_loop, says
 from .fakes import Running, running
 from .test_tool_calls import ONE, TWO, with_tools
@@ -40,6 +42,7 @@ def comparable(response: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(text.replace(response["id"].partition("_")[2], "id")))
 
 
+@few(2)
 @pytest.mark.parametrize("text", ["Hello world", TWO, ONE, ONE + " and\n" + ONE])
 @in_loop
 async def test_a_stream_rebuilds_the_whole_answer(text: str) -> None:

@@ -111,6 +111,7 @@ async def one_by_force() -> None:
         assert answered(False, (await server.post(PATH, QUESTIONS[0]))[2]) == before
 
 
+@pytest.mark.slow
 def test_the_only_engine_is_restarted_by_force_and_what_runs_ends_with_an_error() -> None:
     asyncio.run(asyncio.wait_for(one_by_force(), 120))
 

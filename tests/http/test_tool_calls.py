@@ -12,6 +12,7 @@ import pytest
 
 from engine.service.chat_template import TemplateSource
 from engine.service.tool_syntax import told_syntax
+from tests.selection import few
 
 from ..service.fakes import MODEL, TEMPLATE, SharedTemplate, ids, in_loop, says
 from .fakes import Running, chat, events_of, running
@@ -76,6 +77,7 @@ WRITTEN = [
 ]
 
 
+@few(2)
 @pytest.mark.parametrize(("marker", "text"), WRITTEN, ids=[marker for marker, _ in WRITTEN])
 @in_loop
 async def test_calls_in_other_syntaxes_reach_clients_the_same(marker: str, text: str) -> None:

@@ -100,7 +100,7 @@ def hf_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return out
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_tokens_equal_transformers(

@@ -103,8 +103,8 @@ def test_greedy_tokens_are_those_of_the_baseline(
     llm = engines(*SETS[name])
     sampling = {"max_tokens": 24, "temperature": 0.0}
     for _ in range(2):  # the second time, prefixes are cached where there is a cache
-        done = llm.generate(prompts(llm, 9), **sampling)
-        assert differences([c.tokens for c in done], reference(9, **sampling)) == 0
+        done = llm.generate(prompts(llm, 6), **sampling)
+        assert differences([c.tokens for c in done], reference(6, **sampling)) == 0
     assert_idle(llm)
 
 
@@ -115,8 +115,8 @@ def test_a_seed_gives_one_output_whatever_the_batch_and_the_drafter(
 ) -> None:
     llm = engines(*SETS[name])
     sampling = {"max_tokens": 16, "temperature": 0.9, "top_p": 0.95, "seed": 1234, "ignore_eos": True}
-    done = llm.generate(prompts(llm, 9), **sampling)
-    assert differences([c.tokens for c in done], reference(9, **sampling)) == 0
+    done = llm.generate(prompts(llm, 6), **sampling)
+    assert differences([c.tokens for c in done], reference(6, **sampling)) == 0
     assert_idle(llm)
 
 
@@ -129,7 +129,7 @@ def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching:
 
     def totals(name: str) -> tuple[int, int]:
         llm = engines(*SETS[name])
-        done = [c.timings for c in llm.generate(prompts(llm, 18), max_tokens=24, temperature=0.0)]
+        done = [c.timings for c in llm.generate(prompts(llm, 9), max_tokens=24, temperature=0.0)]
         return (
             sum(t.cached_tokens for t in done if t),
             sum(t.accepted_tokens for t in done if t),
@@ -141,7 +141,7 @@ def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching:
 
 def test_preempted_requests_continue_with_the_same_tokens(engines: Callable[..., LLM]) -> None:
     """Eight requests that grow beyond the pool."""
-    sampling = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True}
+    sampling = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
     roomy, tight = engines("+preset=baseline"), engines(*SETS["preempted"])
     short = [p[:64] for p in prompts(roomy, 18) if len(p) >= 64][:8]
     assert len(short) == 8

@@ -45,6 +45,7 @@ def greedy(name: str, prompt: Sequence[int], max_tokens: int = 5) -> EngineReque
 # How much is computed -----------------------------------------------------------------------------------------------
 
 
+@few(10)
 @pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("steps", ["eager", "captured"])
 @pytest.mark.parametrize("length", [2, BLOCK, 4 * BLOCK, 4 * BLOCK + 5])
@@ -233,7 +234,7 @@ def conversed(core: EngineCore, text: tuple[int, ...]) -> tuple[int, ...]:
     return (*text, *answer.tokens, 3, 1, 2)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("row", pairwise((FORMATS, DRAFTING, OVERLAP, MEMORY, ("1", "3"))), ids=" ".join)
 def test_answers_after_cached_texts_are_those_of_a_run_without_cache(
     row: tuple[str, ...], models: Models, uncached: Callable[[str], dict[tuple[int, ...], list[tuple[int, ...]]]]

@@ -239,7 +239,7 @@ def plain() -> Iterator[list[Completion]]:
     llm.close()
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("name", SETS)
 def test_outputs_are_of_their_grammars_and_the_same_whoever_drafts(name: str, plain: list[Completion]) -> None:
     llm = LLM("bundled", overrides=[*COMMON, *SETS[name]])

@@ -82,7 +82,7 @@ def check(row: Row, models: Models, reference: Callable[..., tuple[list[Answer],
     assert sum(answer.timings.drafted_tokens for answer in (*greedy, *sampled) if answer.timings) > 0
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("row", sorted(pairwise(FACTORS), key=lambda row: (row[1], row[-1])), ids=" ".join)
 def test_drafts_change_no_token(
     row: Row, models: Models, reference: Callable[..., tuple[list[Answer], list[Answer]]]

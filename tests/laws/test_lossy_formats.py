@@ -53,7 +53,7 @@ def reference(engines: Engines) -> Callable[[str], Outputs]:
     @cache
     def outputs(form: str) -> Outputs:
         llm = engines(form, "+preset=baseline")
-        return [llm.generate([prompt], **GREEDY)[0].tokens for prompt in prompts(llm, 8)]
+        return [llm.generate([prompt], **GREEDY)[0].tokens for prompt in prompts(llm, 6)]
 
     return outputs
 
@@ -70,7 +70,7 @@ def test_greedy_tokens_of_a_format_do_not_depend_on_other_plugins(
 ) -> None:
     llm = engines(form, *SETS[name])
     for _ in range(2 if name in CACHED else 1):  # the second time, prefixes are cached
-        done = llm.generate(prompts(llm, 8), **GREEDY)
+        done = llm.generate(prompts(llm, 6), **GREEDY)
         assert [completion.tokens for completion in done] == reference(form)
     assert_idle(llm)
 

@@ -92,7 +92,7 @@ def check(graph: Graph, found: dict[str, Difference | str]) -> None:
         assert one.drift <= DRIFT and one.typical <= TYPICAL and one.equal_but_for_ties, f"{layout}: {one}"
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize(("suite", "name"), MODELS)
 def test_ranks_choose_the_tokens_of_one(suite: ArchitectureConformance, name: str, written: Written) -> None:
     model, graph = written.of(suite, name)

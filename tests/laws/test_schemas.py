@@ -22,7 +22,7 @@ from tests.selection import few
 
 from .schemas import Draw
 
-A_FEW, ALL = range(0, 300, 25), range(300)
+A_FEW, ALL = range(0, 300, 50), range(300)
 SETS = {
     "plain": (),
     "no overlap": ("overlap=false",),

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.http import server
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
-from engine.loop.messages import Heartbeat, Progress
+from engine.loop.messages import EngineInfo, Heartbeat, Progress
 from engine.startup import process
 from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.process import ProcessEngineClient
@@ -31,26 +31,72 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def plan() -> EnginePlan:
-    return assemble(["device=cpu", "model.max_len=256", "exporter=[]", "threads=1"])
+    return assemble(["device=cpu", "model.max_len=2048", "exporter=[]", "threads=1", "scheduler.token_budget=2048"])
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """One for all tests of a client that is kept."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def client(loop: asyncio.Runner, plan: EnginePlan) -> Iterator[ProcessEngineClient]:
+    """Of a process that a test finds as the one before left it: see :func:`started`."""
+    client = ProcessEngineClient(plan)
+    yield client
+    loop.run(client.close())
+
+
+async def started(client: ProcessEngineClient | InprocessEngineClient) -> EngineInfo:
+    """What is known of the engine; it is started where it does not run."""
+    if client.alive and client.info is not None:
+        return client.info
+    phases: list[Progress] = []
+    info = await client.start(phases.append)
+    assert phases
+    return info
 
 
 async def collect(stream: OutputStream) -> list[TokensOut]:
     return [out async for out in stream]
 
 
-def test_a_process_and_a_thread_give_the_same_tokens(plan: EnginePlan) -> None:
+def test_pings_are_answered_while_a_step_runs_and_say_how_long_it_has(
+    client: ProcessEngineClient, loop: asyncio.Runner
+) -> None:
+    async def scenario() -> list[Heartbeat]:
+        await started(client)
+        stream = client.submit(EngineRequest("a", tuple(range(5, 1900)), GREEDY))
+        first, beats = asyncio.ensure_future(anext(stream)), []
+        while not first.done():
+            client.ping()
+            await asyncio.sleep(0.01)
+            beats.append(client.heartbeat)
+        stream.abort()
+        await collect(stream)
+        return beats
+
+    stepping = [beat for beat in loop.run(scenario()) if beat.step_s]
+    assert len({beat.step_s for beat in stepping}) > 3
+    assert stepping[-1].expected_s > 0.0  # known from warming up, before any step was measured
+
+
+def test_a_process_and_a_thread_give_the_same_tokens(
+    plan: EnginePlan, client: ProcessEngineClient, loop: asyncio.Runner
+) -> None:
     async def tokens(client: ProcessEngineClient | InprocessEngineClient) -> tuple[int, ...]:
-        phases: list[Progress] = []
-        info = await client.start(phases.append)
-        assert client.alive and info.max_len == 256 and phases
+        info = await started(client)
+        assert client.alive and info.max_len == 2048
         outputs = await collect(client.submit(EngineRequest("a", PROMPT, GREEDY)))
-        await client.close()
-        assert not client.alive
         assert outputs[-1].finish_reason == "length" and outputs[-1].timings is not None
         return tuple(token for out in outputs for token in out.tokens)
 
-    in_process = asyncio.run(tokens(ProcessEngineClient(plan)))
-    in_thread = asyncio.run(tokens(InprocessEngineClient(plan)))
+    thread = InprocessEngineClient(plan)
+    in_process, in_thread = loop.run(tokens(client)), loop.run(tokens(thread))
+    loop.run(thread.close())
+    assert not thread.alive
     assert len(in_process) == 12
     assert in_process == in_thread
 
@@ -71,10 +117,11 @@ def test_aborting_a_stream_ends_it_and_frees_its_blocks(plan: EnginePlan) -> Non
     asyncio.run(scenario())
 
 
-def test_a_killed_engine_fails_its_streams_and_can_be_started_again(plan: EnginePlan) -> None:
+def test_a_killed_engine_fails_its_streams_and_can_be_started_again(
+    client: ProcessEngineClient, loop: asyncio.Runner
+) -> None:
     async def scenario() -> None:
-        client = ProcessEngineClient(plan)
-        info = await client.start()
+        info = await started(client)
         stream = client.submit(EngineRequest("a", PROMPT, SamplingParams(max_tokens=200, temperature=0.0)))
         await anext(stream)
         os.kill(info.pid, signal.SIGKILL)
@@ -87,26 +134,27 @@ def test_a_killed_engine_fails_its_streams_and_can_be_started_again(plan: Engine
         assert again.pid != info.pid
         outputs = await collect(client.submit(EngineRequest("a", PROMPT, GREEDY)))
         assert outputs[-1].finish_reason == "length"
-        await client.close()
 
-    asyncio.run(scenario())
+    loop.run(scenario())
 
 
-def test_closing_a_stuck_engine_kills_it(plan: EnginePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_stuck_engine_kills_it(
+    client: ProcessEngineClient, loop: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert process.CLOSE_TIMEOUT_S < server.CLOSE_S / 2
     monkeypatch.setattr(process, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> int:
-        client = ProcessEngineClient(plan)
-        info = await client.start()
+        info = await started(client)
         os.kill(info.pid, signal.SIGSTOP)
         stream = client.submit(EngineRequest("a", PROMPT, GREEDY))
         await client.close()
         with pytest.raises(EngineDead):
             await collect(stream)
+        assert not client.alive
         return info.pid
 
-    pid = asyncio.run(scenario())
+    pid = loop.run(scenario())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -153,26 +201,6 @@ def test_a_stopped_engine_answers_no_ping_and_is_killed_with_its_stacks(
     asyncio.run(scenario())
     shown = capfd.readouterr().err
     assert "Fatal Python error: Aborted" in shown and "in drive" in shown
-
-
-def test_pings_are_answered_while_a_step_runs_and_say_how_long_it_has() -> None:
-    slow = assemble(["device=cpu", "model.max_len=2048", "exporter=[]", "threads=1", "scheduler.token_budget=2048"])
-
-    async def scenario() -> list[Heartbeat]:
-        client = ProcessEngineClient(slow)
-        await client.start()
-        stream = client.submit(EngineRequest("a", tuple(range(5, 1900)), GREEDY))
-        first, beats = asyncio.ensure_future(anext(stream)), []
-        while not first.done():
-            client.ping()
-            await asyncio.sleep(0.01)
-            beats.append(client.heartbeat)
-        await client.close()
-        return beats
-
-    stepping = [beat for beat in asyncio.run(scenario()) if beat.step_s]
-    assert len({beat.step_s for beat in stepping}) > 3
-    assert stepping[-1].expected_s > 0.0  # known from warming up, before any step was measured
 
 
 async def until(seen: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.plugin_guard.calls import PluginError
 from engine.step.plan import DrafterBroken, StepPlan
 from tests.laws.harness import expected, random_requests
+from tests.selection import few
 
 from .simulated import simulate
 
@@ -53,6 +54,7 @@ def test_times_are_those_of_the_given_clock():
     assert (round(timings.prefill_ms), round(timings.decode_ms)) == (250, 1000)
 
 
+@few(3)
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("in_flight", DEPTHS)
 def test_any_number_of_steps_in_flight_gives_the_same_tokens_and_everything_back(in_flight, drafts):
@@ -63,6 +65,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens_and_everything_back
         assert_all_given_back(simulation)
 
 
+@few(3)
 @pytest.mark.parametrize("plugins", [(), ("scheduler=static",), ("kv_allocator=contiguous",)])
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_prompt_that_fills_the_context_is_computed_if_nothing_is_to_follow(plugins, drafts):
@@ -110,6 +113,7 @@ def test_no_draft_is_verified_that_could_not_be_part_of_the_output(limit):
     assert max(bounds) < len(request.prompt) + limit
 
 
+@few(3)
 @pytest.mark.parametrize("in_flight", DEPTHS)
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_preemption_under_memory_pressure_changes_no_token(in_flight, drafts):

@@ -45,7 +45,7 @@ def serve(simulation: Simulation, *requests: EngineRequest) -> tuple[dict[str, l
     return outputs, most
 
 
-@few(6)
+@few(2)
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(("reach", "seen"), [(window(WINDOW), WINDOW), (CHUNK, WINDOW), (STATE, BLOCK)])
@@ -64,7 +64,7 @@ def test_a_context_of_32k_tokens_holds_no_more_blocks_than_its_queries_see(
     assert held <= needed + 1, f"{held} blocks for {reach}, {in_flight} steps of {BUDGET}"
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize(
     "reaches",
     [(window(WINDOW),), (FULL, window(100)), (window(40), FULL, window(100)), (FULL, CHUNK), (STATE, FULL), (STATE,)],
@@ -79,7 +79,7 @@ def test_the_smallest_pool_holds_one_request_of_the_longest_context(reaches: tup
             assert outputs[each.request_id] == expected_output(each.prompt, 20, VOCAB)
 
 
-@few(9)
+@few(4)
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("scheduler", ["static", "continuous", "chunked_prefill"])
 @pytest.mark.parametrize("reach", [window(24), Reach("chunked", 24), STATE])

@@ -28,7 +28,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("honest"), KERNELS)
 
 
-@few(6)
+@few(3)
 @needs_compiler
 @pytest.mark.parametrize("attack", POSSIBLE, ids=lambda attack: attack.name)
 def test_a_start_withstands(attack: Attack, honest: Path, tmp_path: Path) -> None:

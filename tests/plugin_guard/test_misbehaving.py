@@ -20,6 +20,7 @@ from engine.http.server import Server
 from engine.plugin_guard.calls import named
 from engine.startup.build import build_engine
 from engine.startup.child import failure
+from tests.selection import few
 
 from ..http.fakes import Running, chat
 from ..kernels import tiny
@@ -82,6 +83,7 @@ def ids(found: tuple[str, type[Any]]) -> str:
     return f"{found[0]}-{found[1].__name__}"
 
 
+@few(50)
 @pytest.mark.parametrize("found", ENGINE, ids=ids)
 def test_a_plugin_of_the_engine_that_breaks_its_contract_is_named_with_the_cause(
     found: tuple[str, type[Any]], model: Path, capfd: pytest.CaptureFixture[str]

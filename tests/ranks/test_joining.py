@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from tools.benchmarks.dying_ranks import BACK_S, served
 
+from engine import LLM
 from engine.assembly.assemble import assemble
 from engine.contracts.config import Joining
 from engine.contracts.parallelism import TOKEN, WELCOME, LauncherError, WorkerJob
@@ -77,6 +78,23 @@ def assert_ended(process: subprocess.Popen[bytes], said: str) -> None:
     assert process.wait(20) == 0 and said in text, text
 
 
+@pytest.mark.usefixtures("planted")
+def test_a_worker_that_was_started_by_hand_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv(TOKEN, "secret")
+    worker = start("worker", "--join", f"127.0.0.1:{port}")
+    joined = ("parallelism=join", f"parallelism.port={port}")
+    llm = LLM("bundled", overrides=["device=cpu", "threads=1", "exporter=[]", *COMMON, *joined])
+    assert [rank.place for rank in llm.info.ranks] == [f"pid {os.getpid()}", "at 127.0.0.1"]
+    (said,) = llm.generate(["What does json.dumps do?"], max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert len(said.tokens) == 8
+    left = children(worker.pid)
+    llm.close()
+    assert_ended(worker, "the engine was shut down")
+    assert len(left) == 1 and not os.path.exists(f"/proc/{left[0]}")
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("planted")
 def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
@@ -213,6 +231,26 @@ def joined(
     (started,) = listener.wait([WorkerJob(1, {})], BACK_S, lambda missing: None, "start it")
     listener.close()
     return worker, to_workers(started.connection)
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_worker_joins_the_next_engine_after_one_that_fails() -> None:
+    """With a process of its own for each."""
+    listener = Listener("127.0.0.1", 0, "")
+    process = start("worker", "--join", f"{listener.host}:{listener.port}", **{TOKEN: ""})
+    workers = []
+    for _ in range(2):
+        (started,) = listener.wait([WorkerJob(1, {})], BACK_S, lambda missing: None, "start it")
+        link = to_workers(started.connection)
+        hello = next_but_beats(link)
+        assert isinstance(hello, Hello)
+        workers.append(hello.pid)
+        link.close()
+    assert workers[0] != workers[1]
+    process.terminate()
+    assert process.stderr is not None
+    assert "the engine failed; joining it again" in process.stderr.read().decode() and process.wait(20) == 0
+    listener.close()
 
 
 def next_but_beats(link: Link[FromWorker]) -> FromWorker | None:

@@ -59,7 +59,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 def outputs(llm: LLM, *asked: dict[str, Any]) -> list[list[Completion]]:
     """The first is asked twice, so that the second time prefixes are cached."""
     asked = asked or ASKED
-    return [llm.generate(TEXTS, max_tokens=12, ignore_eos=True, **each) for each in (*asked, asked[0])]
+    return [llm.generate(TEXTS, max_tokens=8, ignore_eos=True, **each) for each in (*asked, asked[0])]
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
     return float(torch.special.gammaincc(torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(statistic / 2)))
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafted_tokens_follow_the_targets_distribution(name: str, drafter: str) -> None:
@@ -117,7 +117,7 @@ def test_drafted_tokens_follow_the_targets_distribution(name: str, drafter: str)
     assert p_value(counts, wanted(name)) > 1e-2
 
 
-@few(3)
+@few(1)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_test_sees_a_bias_of_two_percent(name: str, drafter: str) -> None:

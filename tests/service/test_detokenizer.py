@@ -68,7 +68,7 @@ def readable(tokenizer: Tokenizer, tokens: list[int], skips: bool) -> bool:
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data(), skips=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_text_is_what_tokenizers_decodes(kind: str, data: st.DataObject, skips: bool) -> None:
     tokenizer, backend = make(kind)
     count = backend.get_vocab_size()

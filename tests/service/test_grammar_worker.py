@@ -11,6 +11,7 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.contracts.constraint import Grammar
 from engine.service.grammar_worker import GrammarWorker
+from tests.selection import few
 
 from .fakes import in_loop
 
@@ -36,6 +37,7 @@ def rules(count: int) -> Grammar:
     return Grammar("lark", "\n".join(["start: r0", *lines, f'r{count}: "z"']))
 
 
+@few(1)
 @pytest.mark.parametrize("grammar", [referring(20_000), rules(20_000)], ids=["references", "rules"])
 @in_loop
 async def test_a_grammar_that_overflows_the_stack_is_refused_and_the_next_one_is_not(grammar: Grammar) -> None:

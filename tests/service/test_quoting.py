@@ -15,14 +15,14 @@ NAMES = st.sets(st.text("<|ab[.", min_size=1, max_size=5), min_size=1, max_size=
 
 
 @cases(NAMES, st.text("<|ab[.x", max_size=40))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_the_longest_special_token_is_found_wherever_one_begins(names: set[str], text: str) -> None:
     in_turn = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
     assert specials_pattern(names).split(text) == in_turn.split(text)
 
 
 @cases(NAMES, st.lists(st.text("<|ab[.x", max_size=4), max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_quoted_texts_have_no_special_token_put_together_either(names: set[str], texts: list[str]) -> None:
     marks = {"<" + name + ">" for name in names}
     asked = Conversation(tuple([Turn("user", text) for text in texts])).plain()
@@ -38,7 +38,7 @@ def test_names_of_fields_begin_no_special_token() -> None:
 
 
 @cases(NAMES, st.text("<|ab[.x\ue000\ue001", max_size=40), st.text("<|ab[.x", max_size=40))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_what_is_quoted_has_no_special_token_and_is_unquoted_again(names: set[str], first: str, second: str) -> None:
     # A placeholder has hexadecimal digits, which can be a special token of these.
     specials = specials_pattern({name + ">" for name in names})

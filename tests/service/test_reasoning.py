@@ -68,7 +68,7 @@ def test_every_cut_of_an_output_gives_the_same_parts(text: str, place: Place, ex
     st.sampled_from(["before", "within", "after"]),
     st.data(),
 )
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_nothing_is_lost_but_the_texts_around_a_thought(pieces: list[str], place: Place, data: Any) -> None:
     text = "".join(pieces)
     found = parts(pieces, place)

@@ -29,14 +29,14 @@ def run(parts: list[str], stop: list[str], include: bool = False) -> tuple[str, 
 
 
 @given(pieces, stops, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_the_result_does_not_depend_on_how_text_is_cut(parts: list[str], stop: list[str], include: bool) -> None:
     text = "".join(parts)
     assert run(parts, stop, include) == run(list(text), stop, include) == run([text], stop, include)
 
 
 @given(pieces, stops)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_no_stop_string_is_ever_shown_and_nothing_else_is_lost(parts: list[str], stop: list[str]) -> None:
     text = "".join(parts)
     shown, stopped = run(parts, stop)
@@ -138,7 +138,7 @@ def by_definition(
 
 
 @given(hidden_pieces, stops, st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=3), st.integers(0, 4))
-@settings(max_examples=400)
+@settings(max_examples=160)
 def test_stops_are_met_in_what_is_visible_and_in_what_is_spelled_out(
     parts: list[tuple[str, bool]], stop: list[str], spelled: list[str], free: int
 ) -> None:

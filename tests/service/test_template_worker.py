@@ -57,7 +57,7 @@ def worker() -> Iterator[Callable[[str], TemplateWorker]]:
     ],
     ids=["loop", "power", "multiply", "center", "format", "indent", "parentheses", "output"],
 )
-@few(3)
+@few(1)
 def test_a_template_that_breaks_a_limit_is_refused_at_start(
     worker: Callable[[str], TemplateWorker], source: str, words: str
 ) -> None:

@@ -25,7 +25,7 @@ def says(content: str) -> Conversation:
 
 
 @given(st.text(max_size=60), st.integers(1, 4))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_streamed_text_equals_whole_text_and_never_splits_a_character(text: str, group: int) -> None:
     tokens = tuple(text.encode())
     stream = TOKENIZER.stream()
@@ -35,13 +35,13 @@ def test_streamed_text_equals_whole_text_and_never_splits_a_character(text: str,
 
 
 @given(st.binary(max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_bytes_that_are_no_text_become_replacement_characters(data: bytes) -> None:
     assert TOKENIZER.decode_now(tuple(data)) == data.decode("utf-8", "replace")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "system"]), st.text(max_size=20)), min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_cached_pieces_give_the_ids_of_the_whole_text(turns: list[tuple[str, str]]) -> None:
     conversation = parse_messages([{"role": role, "content": content} for role, content in turns])
     assert TOKENIZER.template is not None

@@ -17,6 +17,7 @@ from engine.startup.checks import check_attention, check_drafter
 from engine.startup.memory.budget import DoesNotFit
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
+from tests.selection import few
 
 from ..kernels import tiny
 
@@ -76,6 +77,7 @@ def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_
                 build_engine(plan)
 
 
+@few(3)
 @pytest.mark.parametrize("quantizer", ["checkpoint", "int8"])
 @pytest.mark.parametrize(
     "name",

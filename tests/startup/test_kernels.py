@@ -25,6 +25,7 @@ from engine.startup import kernels
 from engine.startup.build import build_engine
 from engine_plugins.attention_kernel.cpu import kernel as cpu_attention
 from tests.native import needs_compiler
+from tests.selection import few
 
 from ..laws.drafted import COMMON
 
@@ -85,6 +86,7 @@ FORMATS = (
 )
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("tiny", "overrides"),
     [*(("llama", overrides) for overrides in FORMATS), *((family, ("model.dtype=float32",)) for family in TINY)],

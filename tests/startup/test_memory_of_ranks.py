@@ -111,6 +111,7 @@ def test_a_rank_of_a_quantized_checkpoint_takes_what_was_planned(name: str, exec
     check(folder, layouts, f"execution={execution}")
 
 
+@few(1)
 @pytest.mark.parametrize("quantizer", ["int8", "int4", "fp8"])
 def test_a_rank_that_rounds_its_share_takes_what_was_planned(quantizer: str, tmp_path: Path) -> None:
     _, dense = mixtures.write_mixture(tmp_path, CASES["fp8 block"])
@@ -156,7 +157,7 @@ SHARED = ("g_idx", "scale_inv")
 """Of those that ranks with other outputs of the same inputs, or other rows of a block, read as well."""
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize("layout", ["tp 2", "ep 2", "pp 2", "tp 2 x pp 2"])
 @pytest.mark.parametrize("name", ["fp8 block", "ct w4 g32 asym", "gptq w4 g32 sym", "mxfp4", "unquantized", "together"])
 def test_ranks_read_their_shares_and_no_more(

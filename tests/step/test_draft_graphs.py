@@ -127,7 +127,8 @@ def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
     """Requests of every kind in batches that do not fill the captured shapes."""
     model = f"model.path={models.path('Llama')}"
     options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=3", "seed=3")
-    engine, plain = capturing_engine(model, *options), capturing_engine(model, "drafter=none", "seed=3")
+    engine = capturing_engine(model, *options, row_shapes=(2, 4))
+    plain = capturing_engine(model, "drafter=none", "seed=3", row_shapes=())
     wanted = requests_for(prompts(models, "Llama", 5), MIXED)
     assert outputs(engine, wanted, 3) == outputs(plain, wanted, 3)
     assert {"3 x 3", "2 x 3"} < compared.keys() - {"op by op", "not at all"}, "and fewer at the end"
@@ -193,7 +194,7 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
 
 def test_no_drafter_runs_after_a_step_that_does_not_sync_it(models: Models) -> None:
     model = f"model.path={models.path('Llama')}"
-    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), row_shapes=(1,))
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.max_width=2", row_shapes=(1,))
     capture, replayed, launch = engine.capture, [], engine.runner.launch
     assert isinstance(capture, FrozenGraphs)
 
@@ -216,7 +217,8 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
     """Of what the host knows, only the integers of each row go to the device after the prompt, and nothing comes back
     before the result is asked for."""
     model = f"model.path={models.path('Llama')}"
-    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
+    few_drafts = ("drafter.adaptive=false", "drafter.max_width=2")
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), *few_drafts, row_shapes=(1,))
     if not captured:
         drafts_of(engine.runner).graphs = None
     launches, launching = [0], [False]
@@ -258,10 +260,11 @@ def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Mo
     if drafter == "target":
         which, texts = (f"model.path={models.path('Llama')}", *DRAFTERS["target"](models, "Llama")), [(5, 6, 7), (8, 9)]
     found = []
+    engine = capturing_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
+    assert drafts_of(engine.runner).graphs is not None
     for captured in (True, False):
-        engine = capturing_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
-        assert drafts_of(engine.runner).graphs is not None
         if not captured:
+            engine.core.reset_prefix_cache()
             drafts_of(engine.runner).graphs = None
         done = answers(engine.core, requests_for(texts, [GREEDY], max_tokens=16), 3)
         timings = [answer.timings for answer in done if answer.timings]

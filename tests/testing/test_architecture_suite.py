@@ -26,6 +26,7 @@ from engine.testing.architecture import ArchitectureConformance
 from engine.testing.plain import PlainAttention
 from engine_plugins.architecture.blocks import gated_mlp
 from engine_plugins.architecture.llama import LlamaArchitecture
+from tests.selection import few
 from tests.testing.mutants.mutant import OnPlugin, failure
 
 HAS_COMPILER = not isinstance(native.find_compiler(), str)
@@ -269,6 +270,7 @@ def rounds_to_signs(patch: pytest.MonkeyPatch) -> None:
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("breaks", "caught_by"),
     [

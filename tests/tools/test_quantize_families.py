@@ -38,6 +38,7 @@ FOLDED = {
 """Suite, and the first parts of the linear layers of its first layer that take scales."""
 
 
+@few(3)
 @pytest.mark.parametrize("name", FOLDED)
 def test_scales_fold_where_that_changes_nothing_and_nowhere_else(name):
     suite, expected = FOLDED[name]

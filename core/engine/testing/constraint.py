@@ -262,7 +262,8 @@ class ConstraintConformance:
                 if open_ends and (draw.random() < 0.3 or allowed.sum() == len(open_ends)):
                     assert case.check(self.text(output)), self.text(output)
                     break
-                token = draw.choice([token for token in ids if token not in self.ends])
+                while (token := draw.choice(ids)) in self.ends:
+                    continue
                 assert matcher.advance(token)
                 output.append(token)
 

@@ -321,7 +321,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 class KVAllocatorConformance(ABC):
     """Tests every KV allocator passes."""
 
-    num_examples = 100
+    num_examples = 50
     """Random histories tried by the state machine."""
 
     @abstractmethod

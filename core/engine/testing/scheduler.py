@@ -40,13 +40,13 @@ CALLS = 8
 """How often one view is planned."""
 
 _QUICK = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-_LONG = settings(_QUICK, max_examples=40)
+_LONG = settings(_QUICK, max_examples=25)
 
 
 def make_view(

@@ -171,6 +171,7 @@ def test_keys_that_a_program_writes_to_a_wrong_slot_are_seen(
         engine(models, "Llama", *DRAFTERS["eagle3"](models, "Llama"), *FEW_REQUESTS, "overlap=false")
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("compute", "why"),
     [

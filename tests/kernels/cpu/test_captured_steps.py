@@ -22,6 +22,7 @@ from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop
 from tests.native import needs_compiler
+from tests.selection import few
 
 from ...laws.drafted import Models
 
@@ -78,6 +79,7 @@ def compare(facts: ModelFacts, model: LoweredModel, dtype: str) -> CapturedSteps
     return steps
 
 
+@few(6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("family", "overrides"),

@@ -288,7 +288,7 @@ SOURCES = {f"float {kind}": float_source(kind) for kind in ELEMENTS}
 SOURCES |= {f"integer {form}": integer_source("bfloat16", form) for form in FORMATS}
 
 
-@few(4)
+@few(2)
 @needs_x86
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("processor", ["haswell", "cooperlake", "sapphirerapids", "x86-64"])

@@ -248,7 +248,7 @@ def test_the_projection_packs_8_bit_keys_without_spills(capability: int, rows: i
     assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store="fp8"))
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("weights", "capability"), hopper_or("fp8", PACKED))
 def test_weights_are_written_out_wide_without_spills(weights: str, capability: int) -> None:
     form = FORMATS[weights]
@@ -293,7 +293,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str, some:
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("weights", "capability"), hopper_or("bf16", ["bf16", "int8", "fp8", "int4", "mxfp4"]))
 @pytest.mark.parametrize(
     ("kernel", "rows"),

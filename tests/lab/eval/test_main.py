@@ -233,6 +233,7 @@ def test_a_damaged_checkpoint_is_wrong_usage_in_one_line(tmp_path, text, capsys)
     assert "model.safetensors: tensors end at byte" in capsys.readouterr().err
 
 
+@few(1)
 @pytest.mark.parametrize("fault", [ValueError, RuntimeError])
 def test_a_fault_in_the_code_keeps_its_traceback(text, monkeypatch, capsys, fault):
     def broken(*arguments):

@@ -123,6 +123,7 @@ class TestOlmo(Family):
 
 class TestExaone4(Family):
     plugin = Exaone4Architecture
+    is_like_llama = True  # or Olmo 3
     in_steps = ("exaone4",)
     variants: ClassVar = {
         "exaone4": EXAONE4,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.plugins.architecture.family import FULL, SLIDING, described
+from tests.selection import few
 from tools.benchmarks.families import COMMON, suites
 
 from engine.assembly.assemble import assemble
@@ -81,6 +82,7 @@ def stored(shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
     return Checkpoint({name: TensorEntry(Path("model"), torch.float32, shape, 0, 4) for name, shape in shapes.items()})
 
 
+@few(15)
 @of_every_family
 def test_a_tensor_that_is_missing_or_has_another_shape_is_named(family: str) -> None:
     model, quantizer = graph(family), PlainQuantizer()
@@ -98,6 +100,7 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(family: str) -> 
             check_shapes(stored(shapes | {name: found}), model, quantizer)
 
 
+@few(15)
 @of_every_family
 def test_tensors_that_transformers_ignores_are_not_read(family: str) -> None:
     """Layers that predict further tokens, of checkpoints as they are published, for example."""

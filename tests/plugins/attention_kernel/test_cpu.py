@@ -283,9 +283,11 @@ def test_scales_that_are_not_positive_are_left_to_torch(scale: float) -> None:
     check(dataclasses.replace(case_named("chunk_window"), scale=scale), "float32", use_amx=False)
 
 
+@few(1)
 @needs_compiler
 @needs_x86
-def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_code_for_processors_without_wide_vectors(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``-march=native`` leaves out on this machine is correct, too."""
     here = find_compiler()
     assert not isinstance(here, str)
@@ -296,11 +298,11 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     for module in (shared_library, loader):
         monkeypatch.setattr(module, "open_library", uncached)
     baseline_kernels = cache(kernels.__wrapped__)
-    assert not baseline_kernels(torch.bfloat16, torch.bfloat16).can_use_amx()
+    kind = getattr(torch, dtype)
+    assert not baseline_kernels(kind, kind).can_use_amx()
     monkeypatch.setattr(cpu, "kernels", baseline_kernels)
     for case in SHAPES:
-        check(case, "float32", use_amx=False)
-        check(case, "bfloat16", use_amx=False)
+        check(case, dtype, use_amx=False)
 
 
 def cases() -> st.SearchStrategy[AttentionCase]:

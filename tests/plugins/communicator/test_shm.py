@@ -114,5 +114,5 @@ def test_a_program_of_a_closed_communicator_does_nothing() -> None:
 def test_thousands_of_calls_in_a_row_stay_in_step() -> None:
     """More than it takes for the numbers of rounds to begin again at 0, which they do after 1,000."""
     suite = TestInProcesses()
-    assert suite.results(partial(jobs.many_calls, count=20_000), 2) == [2.0, 2.0]
-    assert suite.results(partial(jobs.many_calls, count=2_000), 3) == [3.0] * 3
+    assert suite.results(partial(jobs.many_calls, count=3_000), 2) == [2.0, 2.0]
+    assert suite.results(partial(jobs.many_calls, count=1_500), 3) == [3.0] * 3

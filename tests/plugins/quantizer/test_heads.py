@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.kernels import tiny
+from tests.selection import few
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
@@ -16,6 +17,7 @@ from engine_plugins.quantizer.rounding import to_int4, to_int8
 GROUP = 32
 
 
+@few(4)
 @pytest.mark.parametrize("execution", ["compile", "eager"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("head", ["int4", "int8", "none"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.families import model_facts, model_graph
 from tests.kernels import tiny
+from tests.selection import few
 from tools.benchmarks.ranks import communicator
 from torch import Tensor
 
@@ -85,6 +86,7 @@ def test_inputs_of_a_channel_have_a_scale_on_each_rank(make: Any, steps: int | N
         assert bool(((found - weight).abs() <= bound * 1.001).all())
 
 
+@few(3)
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("make", [int4, int8, fp8])
 def test_models_are_rounded_as_well_as_on_one_rank(make: Any, tp: int, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.assembly import values
 from engine.assembly.compose.catalogue import Catalogue, conf_dir
-from engine.assembly.compose.composer import open_composer, usable
+from engine.assembly.compose.composer import Composer, usable
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import Composed, Selection
@@ -59,12 +59,12 @@ def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Seque
     """Compose the configuration. ``discovered`` is :func:`usable`. Raises :class:`AssemblyError` with every mistake it
     found."""
     parsed, problems = parse(overrides)
-    with open_composer(discovered, parsed, config_dirs) as composer:
-        request = sort(parsed, composer)
-        problems += request.problems
-        if problems:
-            raise AssemblyError(problems)
-        root, choices = composer.compose(request.groups)
+    composer = Composer(discovered, parsed, config_dirs)
+    request = sort(parsed, composer)
+    problems += request.problems
+    if problems:
+        raise AssemblyError(problems)
+    root, choices = composer.compose(request.groups)
     composed = finish(root, choices, request, composer)
     if composed.settings.plugins != plugin_settings(overrides):
         raise AssemblyError(["plugins.* decide what is loaded, so they can only be given as overrides, not in YAML"])

@@ -1,4 +1,5 @@
-"""Hydra, set up with our YAML, the plugins' YAML and the plugins' dataclasses, and put back as it was."""
+"""Hydra, set up with our YAML, the plugins' YAML and the plugins' dataclasses while it composes, and put back as it
+was."""
 
 from __future__ import annotations
 
@@ -28,12 +29,11 @@ _composed: dict[Hashable, tuple[Any, Mapping[str, Any]]] = {}
 
 
 class Composer(Catalogue):
-    """The shelf, with Hydra set up to compose from it."""
+    """The shelf, and what Hydra composes from it."""
 
-    def __init__(self, discovered: Discovered, config_dirs: Sequence[Path], picked: Mapping[str, str]) -> None:
-        """``picked``: by slot, ``dist:name`` of the plugin whose schema an ambiguous name has."""
+    def __init__(self, discovered: Discovered, parsed: Sequence[Override], config_dirs: Sequence[Path]) -> None:
         super().__init__(discovered, config_dirs)
-        self.picked = picked
+        self._picked = _picked(parsed)
 
     def compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
         """The composed tree, which nobody changes, and the option chosen for each group. Hydra takes longer than a
@@ -51,7 +51,7 @@ class Composer(Catalogue):
     def _schemas(self) -> tuple[Hashable, ...]:
         """What decides the schema of every option."""
         offers = ((offer.slot, offer.qualified, offer.config_class) for offer in self._discovered.offers)
-        return (*offers, *self.picked.items())
+        return (*offers, *self._picked.items())
 
     def _compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
         import yaml
@@ -61,7 +61,8 @@ class Composer(Catalogue):
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            root = compose("config", overrides=[self._searchpath_override(), *groups], return_hydra_config=True)
+            with self._hydra():
+                root = compose("config", overrides=[self._searchpath_override(), *groups], return_hydra_config=True)
             choices = dict(root.hydra.runtime.choices)
             with open_dict(root):
                 del root["hydra"]
@@ -69,34 +70,42 @@ class Composer(Catalogue):
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise AssemblyError([f"the configuration does not compose: {first_lines(error)}"]) from error
 
+    @contextmanager
+    def _hydra(self) -> Iterator[None]:
+        """Hydra's process-wide singletons hold our configuration inside this block and are restored after it."""
+        import hydra
+        from hydra.core.config_store import ConfigStore
+        from hydra.core.global_hydra import GlobalHydra
+
+        version = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
+        store, instance = ConfigStore.instance(), GlobalHydra.instance()
+        before_store, before_hydra = store.repo, instance.hydra
+        store.repo = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET)}
+        instance.clear()
+        try:
+            with warnings.catch_warnings(), hydra.initialize_config_dir(str(conf_dir()), job_name="engine", **version):
+                warnings.simplefilter("ignore")
+                store.store(SETTINGS_NODE, _root_schema(), package="_global_")
+                self._store_providers(store)
+                yield
+        finally:
+            store.repo = before_store
+            GlobalHydra.instance().hydra = before_hydra
+
+    def _store_providers(self, store: Any) -> None:
+        """Each plugin's dataclass as option ``<slot>/<name>``, unless YAML of that name exists (Hydra would match the
+        two by name, and differently in each version)."""
+        for slot in SLOTS:
+            for name in set(self._discovered.names(slot)) - self.in_yaml(slot):
+                picked = self._picked.get(slot, "")
+                offers = self._discovered.named(slot, picked) if picked.endswith(f":{name}") else ()
+                offer = (offers or self._discovered.named(slot, name))[0]
+                node = {"plugin": name, **_defaults_of(offer)}
+                package = f"{slot}.{name}" if SLOTS[slot].many else slot
+                store.store(group=slot, name=name, node=node, package=package, provider=str(offer.origin))
+
     def _searchpath_override(self) -> str:
         return "hydra.searchpath=[" + ",".join(quoted(path) for path in self.searchpaths) + "]"
-
-
-@contextmanager
-def open_composer(
-    discovered: Discovered, parsed: Sequence[Override], config_dirs: Sequence[Path]
-) -> Iterator[Composer]:
-    """Hydra's process-wide singletons hold our configuration inside this block and are restored after it."""
-    import hydra
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-
-    version = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
-    composer = Composer(discovered, config_dirs, _picked(parsed))
-    store, instance = ConfigStore.instance(), GlobalHydra.instance()
-    before_store, before_hydra = store.repo, instance.hydra
-    store.repo = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET)}
-    instance.clear()
-    try:
-        with warnings.catch_warnings(), hydra.initialize_config_dir(str(conf_dir()), job_name="engine", **version):
-            warnings.simplefilter("ignore")
-            store.store(SETTINGS_NODE, _root_schema(), package="_global_")
-            _store_providers(store, composer, discovered)
-            yield composer
-    finally:
-        store.repo = before_store
-        GlobalHydra.instance().hydra = before_hydra
 
 
 def _own_files() -> tuple[tuple[str, int, int], ...]:
@@ -112,19 +121,6 @@ def _picked(parsed: Sequence[Override]) -> dict[str, str]:
         for one in parsed
         if one.key.endswith(".plugin") and isinstance(one.value, str) and ":" in one.value
     }
-
-
-def _store_providers(store: Any, composer: Composer, discovered: Discovered) -> None:
-    """Each plugin's dataclass as option ``<slot>/<name>``, unless YAML of that name exists (Hydra would match the
-    two by name, and differently in each version)."""
-    for slot in SLOTS:
-        for name in set(discovered.names(slot)) - composer.in_yaml(slot):
-            picked = composer.picked
-            offers = discovered.named(slot, picked[slot]) if picked.get(slot, "").endswith(f":{name}") else ()
-            offer = (offers or discovered.named(slot, name))[0]
-            node = {"plugin": name, **_defaults_of(offer)}
-            package = f"{slot}.{name}" if SLOTS[slot].many else slot
-            store.store(group=slot, name=name, node=node, package=package, provider=str(offer.origin))
 
 
 def usable(discovered: Discovered) -> Discovered:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 from engine.assembly import values
@@ -12,7 +14,14 @@ from engine.assembly.errors import listing, nearest
 
 
 def structured(cls: type[Any]) -> Any:
-    """A typed node for a dataclass. Frozen dataclasses make read-only nodes, so it is thawed."""
+    """A typed node for a dataclass."""
+    hashable: Any = cls
+    return deepcopy(_made(hashable))  # faster than making it again
+
+
+@lru_cache(maxsize=256)
+def _made(cls: type[Any]) -> Any:
+    """Frozen dataclasses make read-only nodes, so it is thawed."""
     from omegaconf import OmegaConf
 
     node = OmegaConf.structured(cls)

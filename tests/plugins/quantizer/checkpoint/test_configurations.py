@@ -28,7 +28,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for key, inner in keys for found in ((*path, key), *places(inner, (*path, key)))]
 
 
-@settings(max_examples=400)
+@settings(max_examples=160)
 @given(st.data())
 def test_a_damaged_configuration_is_read_or_refused(data: st.DataObject) -> None:
     config: Any = copy.deepcopy(data.draw(st.sampled_from([CASES[name].quantization for name in sorted(CASES)])))

@@ -10,6 +10,7 @@ from tests.plugins.quantizer.checkpoint import mixtures
 from tests.plugins.quantizer.checkpoint.mixtures import difference, loop, write_mixture
 from tests.plugins.quantizer.checkpoint.reference import LARGEST
 from tests.plugins.quantizer.checkpoint.writers import CASES
+from tests.selection import few
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
@@ -22,6 +23,7 @@ BY_TORCH = ("ct int8 channel", "fp8 block", "gptq w4 g16 asym desc_act")
 """One of each kind of numbers; the others, which are read alike, by the C++ kernels alone in the default run."""
 
 
+@few(6)
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [

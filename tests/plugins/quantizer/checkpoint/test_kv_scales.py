@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.plugins.quantizer.checkpoint.reference import loaded, reader
 from tests.plugins.quantizer.checkpoint.writers import CASES, Case, ct_fp8, write_case
+from tests.selection import few
 
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
@@ -35,6 +36,7 @@ def with_scales(key: str, value: str, key_scale: Any, value_scale: Any, kv: dict
     return replace(ct_fp8("channel", kv_cache_scheme=kv or FP8_CACHE), extra=scales)
 
 
+@few(3)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_one_scale_for_a_layer_is_that_of_every_head(spelling: str, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -90,6 +92,7 @@ def test_a_scale_that_cannot_be_is_named(key_scale: Any, expected: str, tmp_path
         loaded(write_case(tmp_path, case)[0])
 
 
+@few(3)
 @pytest.mark.parametrize("kv_format", [NativeFormat, Int8Format])
 @pytest.mark.parametrize("key_scale", [0.0, torch.nan, [1.0, 1.0, 1.0]])
 def test_a_scale_that_no_cache_takes_refuses_nothing(key_scale: Any, kv_format: Any, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.plugins.quantizer.checkpoint.writers import (
     gptq,
     write_case,
 )
+from tests.selection import few
 
 from engine.assembly.device_facts import device_facts
 from engine.checkpoint.tensors import open_checkpoint
@@ -40,6 +41,7 @@ from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 
 
+@few(12)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_dense_weights(
     name: str, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
@@ -62,6 +64,7 @@ def test_rounding_changes_the_model_so_that_agreement_means_something(name: str,
     assert difference(quantized, dense) <= LARGEST
 
 
+@few(12)
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> None:
     quantized, _ = write_case(tmp_path, CASES[name])

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.kernels import tiny
 from tests.plugins.quantizer.checkpoint.reference import loaded
 from tests.plugins.quantizer.checkpoint.writers import CASES, FP8_INPUTS, Case, awq, ct_config, write_case
+from tests.selection import few
 from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
@@ -273,6 +274,7 @@ BROKEN: dict[str, tuple[Case, Callable[[dict[str, Tensor]], None], str]] = {
 }  # fmt: skip
 
 
+@few(8)
 @pytest.mark.parametrize("name", BROKEN)
 def test_values_that_cannot_be_are_named(name: str, tmp_path: Path) -> None:
     case, change, expected = BROKEN[name]

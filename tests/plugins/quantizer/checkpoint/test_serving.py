@@ -87,6 +87,17 @@ CASES = {
 def test_a_quantized_copy_answers_as_the_original(name: str, tmp_path: Path) -> None:
     case, label = CASES[name]
     folder = quantized_bundled(tmp_path / name, case)
+    llm = LLM(str(folder), ["device=cpu", "model.max_len=512", "scheduler.max_requests=2", "exporter=[]"])
+    assert llm.chat(**QUESTION).text.startswith(ANSWER)
+    assert any(label in line for line in llm.info.lowering), llm.info.lowering
+    llm.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_quantized_copy_is_served(name: str, tmp_path: Path) -> None:
+    case, label = CASES[name]
+    folder = quantized_bundled(tmp_path / name, case)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{probe.getsockname()[1]}"
