@@ -42,7 +42,7 @@ async def test_each_model_has_a_router_of_its_own_and_the_targets_that_have_it()
     async with before(a, b, c, make_router=make_router) as client:
         for model, server in (("x", a), ("y", b), ("x:latest", a), (None, a), ("x", a)):
             assert (await client.ask(model=model)).words == server.words, model
-        assert len(made) == 2 and {*client.gateway.state.placing} == {"x", "y"}
+        assert len(made) == 3 and {*client.gateway.state.placing} == {"x", "y"}, "and one that chooses models"
         await a.stop()
         await until(lambda: not client.target(a).takes_requests)
         assert (await client.ask(model="x")).words == c.words, "b does not have it"
