@@ -217,6 +217,10 @@ async def test_a_provider_takes_what_would_wait_too_long() -> None:
             client.target(a).first_byte.add(tokens, 1e3 + tokens)
         outcome = await client.ask()
         assert outcome.words == p.words and "ms expected at" in outcome.headers["x-route-reason"]
+        assert "x-expected-ms" not in outcome.headers, "p has answered nothing yet"
+        for tokens in range(100):
+            client.gateway.state.targets["p"].first_byte.add(tokens, 250.0)
+        assert 240 < int((await client.ask()).headers["x-expected-ms"]) < 260
 
 
 @pytest.mark.parametrize("wants", [True, False])

@@ -446,6 +446,8 @@ class Passing:
         found |= {"X-Target": self._attempt.target.id, "X-Attempt": str(self._attempts)}
         if self._attempt.model != self._asked.model:
             found["X-Model"] = self._attempt.model
+        if self._expected_ms is not None:
+            found["X-Expected-Ms"] = f"{self._expected_ms:.0f}"
         if self._attempts == 1:
             found["X-Route-Reason"] = " ".join(self._attempt.reason.split())  # a header is one line
         return {name: value for name, value in found.items() if value and value.isprintable()}  # others cannot be sent
