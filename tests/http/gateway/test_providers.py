@@ -23,6 +23,7 @@ from .fakes import (
     Exchange,
     Fault,
     before,
+    chunk,
     event,
     hang,
     until,
@@ -233,6 +234,49 @@ async def test_usage_is_paid_for_and_shown_to_those_who_want_it(wants: bool) -> 
         cost = (100 * 1.0 + 50 * 4.0) / 1e6
         assert await client.counted(COST) == {"p": {"": pytest.approx(2 * cost)}}
         assert [one.cost for one in exporter.events] == [pytest.approx(cost)] * 2
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("how", ["ends", "cut"])
+@in_loop
+async def test_an_end_without_a_blank_line_is_passed_on_and_paid_for(end: bytes, how: str) -> None:
+    async def unended(exchange: Exchange) -> None:
+        usage = event({"choices": [], "usage": USAGE})
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop"), usage + b"data: [DONE]" + end)
+        await exchange.end() if how == "ends" else exchange.cut()
+
+    async def usage_last(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop"), event({"choices": [], "usage": USAGE})[:-2])
+        await exchange.end()
+
+    exporter, p = MemoryExporter(), Backend("p", [unended, usage_last])
+    async with with_providers(of={"p": (p, THEIRS | {"input_price": 1.0})}, exporters=[exporter]) as client:
+        outcome = await client.ask()
+        assert outcome.words == p.words and outcome.body.endswith(b"data: [DONE]" + end)
+        assert (await client.ask()).words == p.words
+        assert await client.counted(COST) == {"p": {"": pytest.approx(2 * 100 / 1e6)}}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_usage_that_nobody_can_have_used_harms_neither_the_answer_nor_the_cost(stream: bool) -> None:
+    async def lies(exchange: Exchange) -> None:
+        usage = b'{"prompt_tokens": 1%s, "completion_tokens": -7}' % (b"0" * 400)
+        if not exchange.asked.streams:
+            await exchange.reply(200, exchange.whole[:-1] + b', "usage": ' + usage + b"}")
+            return
+        await exchange.begin()
+        done = b'data: {"choices": [], "usage": ' + usage + b"}\n\ndata: [DONE]\n\n"
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop") + done)
+        await exchange.end()
+
+    p = Backend("p", then=lies)
+    async with with_providers(of={"p": (p, THEIRS | {"input_price": 1.0, "output_price": 1.0})}) as client:
+        outcome = await client.ask(stream=stream)
+        assert (outcome.kind, outcome.words, b'"usage"' in outcome.body) == ("answer", p.words, not stream)
+        assert await client.counted(COST) == {"p": {}}
 
 
 @pytest.mark.parametrize("status", [401, 403])
