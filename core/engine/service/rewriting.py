@@ -14,7 +14,14 @@ def rewritten(body: bytes, *, model: str, drop: Collection[str] = (), usage: boo
     fields = {name: value for name, value in _fields.decode(body).items() if name not in drop}
     fields["model"] = msgspec.Raw(msgspec.json.encode(model))
     if usage:
-        options = msgspec.json.decode(fields.get("stream_options", b"null"))
-        options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        fields["stream_options"] = _with_usage(fields.get("stream_options", msgspec.Raw(b"null")))
     return msgspec.json.encode(fields)
+
+
+def _with_usage(options: msgspec.Raw) -> msgspec.Raw:
+    """What is no object stays, for the other server to refuse."""
+    try:
+        found = msgspec.json.decode(options, type=dict[str, msgspec.Raw] | None) or {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return options
+    return msgspec.Raw(msgspec.json.encode({**found, "include_usage": True}))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
 import pytest
 
 from engine.contracts.router import ModelRequest, ModelView
-from engine.counters.gateway import COST
+from engine.counters.gateway import COST, REQUESTS
 from engine.http.gateway.passing import retry_after_s
 from engine.testing.context import build_context
 from engine_plugins.router.tiered import TieredConfig, TieredRouter
@@ -17,8 +18,10 @@ from engine_plugins.router.tiered import TieredConfig, TieredRouter
 from ...service.fakes import MemoryExporter, in_loop
 from .fakes import (
     CHAT,
+    JSON,
     MESSAGES,
     MODEL,
+    SSE,
     Backend,
     Exchange,
     Fault,
@@ -26,6 +29,7 @@ from .fakes import (
     chunk,
     event,
     hang,
+    healthy,
     until,
     with_providers,
 )
@@ -279,7 +283,7 @@ async def test_usage_that_nobody_can_have_used_harms_neither_the_answer_nor_the_
         assert await client.counted(COST) == {"p": {}}
 
 
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("status", [401, 402, 403])
 @in_loop
 async def test_a_provider_that_refuses_the_key_is_left_for_another_and_named_where_there_is_none(status: int) -> None:
     p, q = Backend("p", then=refusing(status)), Backend("q")
@@ -305,6 +309,43 @@ async def test_a_provider_that_does_not_know_its_model_is_left_for_another() -> 
     p, q = Backend("p", then=refusing(404)), Backend("q")
     async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
         assert (await client.ask()).words == q.words
+
+
+@in_loop
+async def test_a_body_that_is_too_large_for_one_provider_is_tried_at_the_next() -> None:
+    p, q = Backend("p", then=refusing(413)), Backend("q", [healthy, refusing(413)])
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask()).words == q.words
+        assert (await client.ask()).status == 413
+        assert client.gateway.state.targets["p"].breaker.failures == 0, "it is the request's fault"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_a_200_with_an_error_is_left_for_another(stream: bool) -> None:
+    async def fails(exchange: Exchange) -> None:
+        error = {"error": {"message": "no", "code": 502}}
+        if exchange.asked.streams:
+            await exchange.reply(200, event(error), SSE)
+        else:
+            await exchange.reply(200, json.dumps(error).encode())
+
+    p, q = Backend("p", then=fails), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask(stream=stream)).words == q.words
+    async with with_providers(of={"p": (p, THEIRS)}) as client:
+        assert (await client.ask(stream=stream)).kind == "error"
+        assert await client.counted(REQUESTS) == {"p": {"502": 1}}
+
+
+@in_loop
+async def test_a_coded_answer_that_nobody_asked_for_is_none() -> None:
+    async def coded(exchange: Exchange) -> None:
+        await exchange.reply(200, gzip.compress(exchange.whole), JSON, "Content-Encoding: gzip")
+
+    p, q = Backend("p", then=coded), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask(CHAT, False, "Accept-Encoding: gzip")).words == q.words
 
 
 @in_loop

@@ -54,7 +54,7 @@ PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
 REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"error")')
-"""What a stream begins with that is an error and nothing else."""
+"""What an answer begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -283,9 +283,9 @@ class Passing:
             allow_redirects=False,
         )
         async with asking as reply:
-            if reply.status in (401, 403):
+            if reply.status in (401, 402, 403):
                 target.breaker.failed()
-                raise Elsewhere(failures.refused_key(target))
+                raise Elsewhere(failures.refused_key(target, reply.status))
             if reply.status != 200 and reply.status < 400:
                 raise NoAnswer(f"status {reply.status}")
             coding = reply.headers.get("Content-Encoding", "identity")
@@ -295,6 +295,8 @@ class Passing:
                 return await self._streamed(reply, attempt, share)
             data = await read_at_most(reply.content, MOST_ANSWER_BYTES)
             whole = self._whole(reply, data)
+            if reply.status == 413 and target.provider is not None:  # another one may take more
+                raise Elsewhere(whole)
             misses = reply.status == 404 and target.provider is not None  # its name of the model, or its URL, is wrong
             if misses or reply.status in (408, 429) or reply.status >= 500:  # another target might answer
                 self._cannot(attempt, reply)
@@ -302,8 +304,10 @@ class Passing:
             if reply.status == 400 and failures.code_of(data) == TOO_LONG:
                 self._order.too_long(attempt)
                 raise Elsewhere(whole)
-            if reply.status == 200 and coding == "identity" and not failures.is_object(data):
-                raise NoAnswer("no JSON object")
+            if reply.status == 200 and (target.provider if coding != "identity" else not failures.is_object(data)):
+                raise NoAnswer(f"no JSON object ({coding})")
+            if reply.status == 200 and REFUSAL.match(data):
+                return await self._refused(whole, target)
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
         self._begun(share)
@@ -331,7 +335,9 @@ class Passing:
         async for piece in reply.content.iter_any():
             if not self._has_begun and not COMMENTS.fullmatch(piece):
                 if REFUSAL.match(piece):
-                    return await self._refused(reply, target, piece)
+                    self._limit.reschedule(self._clock() + REFUSAL_S)
+                    data = piece + await read_at_most(reply.content, MOST_ANSWER_BYTES)
+                    return await self._refused(self._whole(reply, data), target)
                 target.first_byte.add(waiting_tokens, (self._clock() - sent_s) * 1e3)
                 self._begun(share)
             if not ended:
@@ -371,10 +377,8 @@ class Passing:
             raise failures.unread() from None
         return self._response
 
-    async def _refused(self, reply: aiohttp.ClientResponse, target: Target, piece: bytes) -> web.StreamResponse:
-        """A stream that begins with an error. Raises :class:`Elsewhere` unless that is the request's own."""
-        self._limit.reschedule(self._clock() + REFUSAL_S)
-        refusal = self._whole(reply, piece + await read_at_most(reply.content, MOST_ANSWER_BYTES))
+    async def _refused(self, refusal: web.Response, target: Target) -> web.StreamResponse:
+        """An answer that is an error. Raises :class:`Elsewhere` unless that is the request's own."""
         if b'"invalid_request_error"' not in failures.body_of(refusal):
             target.breaker.failed()
             raise Elsewhere(refusal)
