@@ -120,6 +120,20 @@ async def test_a_model_whose_targets_are_down_gives_way_at_once() -> None:
         assert status == 503, "small has a name of its own"
 
 
+@in_loop
+async def test_a_name_that_stands_for_nothing_is_told_so_and_names_do_not_stand_for_names() -> None:
+    a = Backend("a", models=("small",))
+    names = {"auto": ["typo"], "other": ["auto"], "circle": ["circle"], "short": ["small"], "x:latest": ["small"]}
+    async with before(a, models=names) as client:
+        for name in ("auto", "other", "circle"):
+            outcome = await client.ask(model=name)
+            assert outcome.status == 404 and f"No target has a model that '{name}' stands for".encode() in outcome.body
+        for name in ("short:latest", "x:latest", "short"):
+            assert (await client.ask(model=name)).words == a.words
+        for name in ("x", "small:latest:latest", "SMALL", "small ", "é" * 500, "\x00", ""):
+            assert (await client.ask(model=name)).status == 404
+
+
 class Choosing(TieredRouter):
     """Chooses as a test says."""
 
