@@ -146,7 +146,11 @@ def test_a_gateway_of_providers_alone_needs_no_target() -> None:
         ("url:'https://h/v1',models:{a:b},input_price:-1", "gateway.providers.p.input_price=-1"),
         ("url:'https://h/v1',models:{a:b},overflow_ms:nan", "gateway.providers.p.overflow_ms=nan"),
         ("url:'https://h/v1',models:{a:b},first_byte_s:0", "gateway.providers.p.first_byte_s=0"),
-        ("url:'https://h/v1',models:{a:b},key:sesame", "key"),
+        ("url:'https://h/v1',models:{a:b},key:sesame", "gateway.providers.p.key: no such key 'key'"),
+        ("url:'https://h/v1',models:{a:b},key_env:ses-ame", "gateway.providers.p.key_env: expected the name of"),
+        ("url:'https://h/v1',models:{a:b},key_env:''", "gateway.providers.p.key_env: expected the name of"),
+        ("url:'https://h/v1',models:{a:b},input_price:x", "gateway.providers.p.input_price=x"),
+        ("url:'https://h/v1',models:{a:null}", "gateway.providers.p.models.a"),
         (
             "url:'https://h/v1',models:{a:b},key_env:NO_SUCH_VARIABLE",
             "gateway.providers.p.key_env=NO_SUCH_VARIABLE: the",
@@ -155,7 +159,38 @@ def test_a_gateway_of_providers_alone_needs_no_target() -> None:
 )
 def test_a_provider_that_cannot_work_is_refused_with_what_is_wrong(settings: str, said: str) -> None:
     found = problems(A, P.format(settings))
-    assert said in found and "sesame" not in found.replace(settings, "")
+    assert said in found and "sesame" not in found and "ses-ame" not in found
+
+
+@pytest.mark.parametrize("key", ["sesame\n", " sesame", "ses\x07ame", ""])
+def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THEIR_KEY", key)
+    found = problems(A, P.format("url:'https://h/v1',models:{a:b},key_env:THEIR_KEY"), "gateway.key_env=THEIR_KEY")
+    assert "gateway.providers.p.key_env=THEIR_KEY: the" in found and "gateway.key_env=THEIR_KEY: the" in found
+    assert "sesame" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gateway.providers.p.imput_price=2"], "no such key 'imput_price' in 'gateway.providers.p'; did you mean"),
+        (["gateway.providers.a.b={url:'https://h/v1'}"], "no such key 'b' in 'gateway.providers.a'"),
+        (["gateway.providers={a.b:{url:'https://h/v1'}}"], "gateway.providers: 'a.b': expected a name without a dot"),
+        (["gateway.models.gpt-4.1=[a]"], "write gateway.models={gpt-4.1: ...}"),
+        (["gateway.providers.p.models.gpt-4.1=a"], "write gateway.providers.p.models={gpt-4.1: ...}"),
+        (["gateway.providers.p=7"], "gateway.providers.p is a group of keys (url, models"),
+        (["gateway.providers=null"], "gateway.providers"),
+    ],
+)
+def test_a_name_or_key_that_cannot_be_is_refused_with_what_can(words: list[str], said: str) -> None:
+    assert said in problems(A, *words)
+
+
+def test_names_of_models_may_have_dots() -> None:
+    provider = P.format("url:'https://h/v1',models:{m-4.1:their/m-4.1}")
+    settings = gateway_parts([A, provider, "gateway.models={m-4:[m-4.1,other-2.5]}"]).settings.gateway
+    assert settings.providers["p"].models == {"m-4.1": "their/m-4.1"}
+    assert settings.models == {"m-4": ["m-4.1", "other-2.5"]}
 
 
 @pytest.mark.parametrize("models", ["{auto:[]}", "{auto:[a,a]}"])

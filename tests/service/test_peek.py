@@ -36,15 +36,22 @@ def test_a_body_that_says_nothing_is_of_the_default(streams: bool) -> None:
 
 
 def test_values_of_a_wrong_type_are_left_for_the_server_to_refuse() -> None:
-    found = of({"model": 7, "user": [], "cache_salt": {}})
-    assert (found.model, found.user, found.cache_salt) == (None, None, "")
+    found = of({"user": [], "cache_salt": {}})
+    assert (found.user, found.cache_salt) == (None, "")
 
 
-@pytest.mark.parametrize("wrong", [{"stream": 1}, {"stream": "true"}, {"n": "2"}, {"n": 2.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"stream": 1}, {"stream": "true"}, {"n": "2"}, {"n": 2.0}, {"model": 7}, {"model": ["m"]}]
+)
 def test_what_some_servers_would_take_for_another_way_to_answer_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as refused:
         of(wrong)
     assert (refused.value.kind, refused.value.param) == ("invalid", next(iter(wrong)))
+
+
+def test_a_long_name_of_a_model_is_not_taken_for_none() -> None:
+    with pytest.raises(ApiError, match=f"model is longer than {SMALL_BYTES} bytes"):
+        of({"model": "m" * SMALL_BYTES})
 
 
 def test_a_body_of_many_fields_is_refused() -> None:

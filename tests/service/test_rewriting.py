@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from engine.service.rewriting import rewritten
 
 
@@ -28,6 +30,12 @@ def test_fields_that_would_be_refused_are_dropped() -> None:
 def test_usage_is_asked_for_beside_other_options() -> None:
     asked = json.loads(rewritten(b'{"stream_options": {"include_obfuscation": false}}', {"model": "m"}, usage=True))
     assert asked["stream_options"] == {"include_obfuscation": False, "include_usage": True}
-    for options in (b"null", b"7", b'{"include_usage": false}'):
+    for options in (b"null", b'{"include_usage": false}', b"{}"):
         asked = json.loads(rewritten(b'{"stream_options": ' + options + b"}", {"model": "m"}, usage=True))
         assert asked["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("options", [b"7", b"[]", b'"x"', b"[1e999]", b'"\xff"', b"false"])
+def test_options_of_another_type_are_for_the_other_server_to_refuse(options: bytes) -> None:
+    body = b'{"stream_options":' + options + b"}"
+    assert rewritten(body, {"model": "m"}, usage=True) == body[:-1] + b',"model":"m"}'

@@ -24,6 +24,7 @@ from engine.contracts.router import BLOCK_UNITS, Router
 PARTS = ("gateway", "server", "router", "exporter", "plugins", "preset")
 """Keys of the configuration that a gateway has."""
 _HOST = re.compile(r"[A-Za-z0-9.\-]+:[0-9]+(?:/.*)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORT = "targets"
 """Short for ``gateway.targets``."""
 
@@ -68,8 +69,14 @@ def _setting_problems(gateway: GatewaySettings) -> Iterator[str]:
         yield "gateway.targets is empty; name the servers: engine gateway http://HOST:PORT http://HOST:PORT"
     keys = {"gateway": gateway.key_env, **{f"gateway.providers.{k}": v.key_env for k, v in gateway.providers.items()}}
     for key, name in keys.items():
-        if name is not None and not os.environ.get(name):
-            yield f"{key}.key_env={name}: the environment has no such variable"
+        if name is None:
+            continue
+        if not _VARIABLE.fullmatch(name):  # which may be the key itself
+            yield f"{key}.key_env: expected the name of an environment variable, of letters, digits and underscores"
+        elif not (value := os.environ.get(name)):
+            yield f"{key}.key_env={name}: the environment has no such variable, or it is empty"
+        elif not value.isprintable() or value != value.strip():
+            yield f"{key}.key_env={name}: the variable has a line break, a space at an end or a control character"
 
 
 def _overrides(words: Sequence[str]) -> list[str]:

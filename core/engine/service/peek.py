@@ -48,6 +48,8 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
         raw = _fields.decode(body)
         if len(raw) > MOST_FIELDS:
             raise bad_request(f"The request has {len(raw)} fields, expected at most {MOST_FIELDS}.")
+        if len(bytes(raw.get("model", b""))) > SMALL_BYTES:
+            raise bad_request(f"model is longer than {SMALL_BYTES} bytes.", "model")
         small = {name: value for name, value in raw.items() if name not in prompt and len(bytes(value)) <= SMALL_BYTES}
         fields = {name: msgspec.json.decode(value) for name, value in small.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -56,7 +58,7 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
         raise bad_request("The request body is nested too deeply.", code="invalid_value") from None
     prompts = {name: bytes(raw[name]) for name in prompt if name in raw}
     return Peek(
-        model=_of(fields, "model", str, None),
+        model=_must_be(fields, "model", str, None),
         prompt=units(b"".join([value.rstrip(b"]") for value in prompts.values()])),
         prompt_fields=prompts,
         n=max(1, min(MOST_CHOICES, _must_be(fields, "n", int, 1))),

@@ -15,7 +15,14 @@ def rewritten(body: bytes, fields: Mapping[str, str], *, drop: Collection[str] =
     found = {name: value for name, value in _fields.decode(body).items() if name not in drop}
     found |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     if usage:
-        options = msgspec.json.decode(found.get("stream_options", b"null"))
-        options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        found["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        found["stream_options"] = _with_usage(found.get("stream_options", msgspec.Raw(b"null")))
     return msgspec.json.encode(found)
+
+
+def _with_usage(options: msgspec.Raw) -> msgspec.Raw:
+    """What is no object stays, for the other server to refuse."""
+    try:
+        found = msgspec.json.decode(options, type=dict[str, msgspec.Raw] | None) or {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return options
+    return msgspec.Raw(msgspec.json.encode({**found, "include_usage": True}))

@@ -211,7 +211,7 @@ class Targets(dict[str, Target]):
         own = [Target.at(url, _key(settings.key_env, environ)) for url in settings.targets]
         others = [Target.of(name, one, _key(one.key_env, environ)) for name, one in settings.providers.items()]
         super().__init__({target.id: target for target in (*own, *others)})
-        self._names = settings.models
+        self.names = settings.models
         self._counters = GatewayCounters([*self])
 
     @property
@@ -219,7 +219,7 @@ class Targets(dict[str, Target]):
         """Those of all targets, by name, and the names that stand for some of them."""
         found = {name: model for target in self.values() for name, model in target.models.items()}
         alias = {"object": "model", "owned_by": "gateway"}
-        return found | {name: {"id": name, **alias} for name in self._names if name not in found}
+        return found | {name: {"id": name, **alias} for name in self.names if name not in found}
 
     def serving(self, model: str | None) -> tuple[str, list[str]]:
         """The name of a model as it is known here, and the models that it stands for, in order. ``None``: that of the
@@ -229,7 +229,7 @@ class Targets(dict[str, Target]):
             model = next(iter(known), "")
         for name in (model, model.removesuffix(":latest")):
             if name in known:
-                return name, [one for one in self._names.get(name, [name]) if self.having(one)]
+                return name, [one for one in self.names.get(name, [name]) if self.having(one)]
         return model, []
 
     def having(self, model: str) -> list[Target]:

@@ -54,6 +54,16 @@ MEDIA = ("image_url", "image", "input_image", "input_audio", "audio", "input_fil
 CONVERSATION = ("messages", "input")
 MOST_READ_BYTES = 1024 * 1024
 """A longer prompt goes to the last model unread: reading it would keep others waiting."""
+MOST_BEGINNING_BYTES = 128 * 1024
+"""So does one with a longer beginning: of JSON that is all brackets, a megabyte takes a fifth of a second."""
+MOST_TURNS = 1000
+"""Of a beginning."""
+
+_turns = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Turn(msgspec.Struct):
+    role: Any = None
 
 
 @dataclass(frozen=True)
@@ -95,15 +105,24 @@ class TieredRouter(PrefixRouter):
 
 
 def beginning(prompt: Mapping[str, bytes]) -> list[str]:
-    """The texts of a conversation up to and with the first turn of its user; all of a prompt that is none."""
-    texts = list[str]()
+    """The texts of a conversation up to and with the first turn of its user; all of a prompt that is none. None of what
+    is too much to read."""
+    parts = list[bytes]()
     for name, data in prompt.items():
-        value = _decoded(data)
-        if name in CONVERSATION and isinstance(value, list):
-            roles = [turn.get("role") if isinstance(turn, dict) else None for turn in value]
-            value = value[: roles.index("user") + 1 if "user" in roles else len(value)]
-        texts += texts_in(value)
-    return texts
+        parts += first_turns(data) if name in CONVERSATION else [data]
+    if sum(map(len, parts)) > MOST_BEGINNING_BYTES:
+        return []
+    return [text for part in parts for text in texts_in(_decoded(part))]
+
+
+def first_turns(data: bytes) -> list[bytes]:
+    """Up to and with the first one of the user; ``data`` itself where that is no list."""
+    try:
+        turns = [bytes(turn) for turn in _turns.decode(data)[:MOST_TURNS]]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [data]
+    ends = (count for count, turn in enumerate(turns, 1) if _role(turn) == "user")
+    return turns[: next(ends, len(turns))]
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -122,7 +141,7 @@ def texts_in(value: Any) -> Iterator[str]:
 def is_simple(prompt: Mapping[str, bytes], fields: Mapping[str, Any], begins: list[str]) -> bool:
     """Whether nothing of it hints at more than a question: see the module."""
     shapes = any(fields.get(name) not in NO_SHAPE for name in SHAPES)
-    tools = "tools" in prompt and _decoded(prompt["tools"]) not in NO_SHAPE
+    tools = prompt.get("tools", b"[]") not in (b"[]", b"{}", b"null")
     signs = any(text in MEDIA or CODE.search(text) or MATHS.search(text) for text in begins)
     return not (shapes or tools or signs)
 
@@ -131,6 +150,13 @@ def _decoded(data: bytes) -> Any:
     """``None`` for what nobody can read: the server that gets it says so."""
     try:
         return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _role(turn: bytes) -> object:
+    try:
+        return msgspec.json.decode(turn, type=_Turn).role
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

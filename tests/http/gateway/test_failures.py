@@ -32,7 +32,7 @@ def test_where_targets_asked_for_a_rest_clients_are_told_when_the_first_one_ends
 
 
 def test_a_refused_key_is_named_by_its_setting_and_never_itself() -> None:
-    error = refused_key(Target.at("http://h:1", "sesame"))
+    error = refused_key(Target.at("http://h:1", "sesame"), 401)
     assert status_of(error) == 502 and "gateway.key_env" in error.message and "sesame" not in error.message
 
 

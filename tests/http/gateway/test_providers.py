@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
 import pytest
 
 from engine.contracts.router import ModelRequest, ModelView
-from engine.counters.gateway import COST
+from engine.counters.gateway import COST, REQUESTS
 from engine.http.gateway.passing import retry_after_s
 from engine.testing.context import build_context
 from engine_plugins.router.tiered import TieredConfig, TieredRouter
@@ -17,14 +18,18 @@ from engine_plugins.router.tiered import TieredConfig, TieredRouter
 from ...service.fakes import MemoryExporter, in_loop
 from .fakes import (
     CHAT,
+    JSON,
     MESSAGES,
     MODEL,
+    SSE,
     Backend,
     Exchange,
     Fault,
     before,
+    chunk,
     event,
     hang,
+    healthy,
     until,
     with_providers,
 )
@@ -113,6 +118,20 @@ async def test_a_model_whose_targets_are_down_gives_way_at_once() -> None:
         assert (await client.ask(model="auto")).words == large.words
         status, _, _ = await client.request("GET", "/ready")
         assert status == 503, "small has a name of its own"
+
+
+@in_loop
+async def test_a_name_that_stands_for_nothing_is_told_so_and_names_do_not_stand_for_names() -> None:
+    a = Backend("a", models=("small",))
+    names = {"auto": ["typo"], "other": ["auto"], "circle": ["circle"], "short": ["small"], "x:latest": ["small"]}
+    async with before(a, models=names) as client:
+        for name in ("auto", "other", "circle"):
+            outcome = await client.ask(model=name)
+            assert outcome.status == 404 and f"No target has a model that '{name}' stands for".encode() in outcome.body
+        for name in ("short:latest", "x:latest", "short"):
+            assert (await client.ask(model=name)).words == a.words
+        for name in ("x", "small:latest:latest", "SMALL", "small ", "é" * 500, "\x00", ""):
+            assert (await client.ask(model=name)).status == 404
 
 
 class Choosing(TieredRouter):
@@ -239,7 +258,50 @@ async def test_usage_is_paid_for_and_shown_to_those_who_want_it(wants: bool) -> 
         assert [one.cost for one in exporter.events] == [pytest.approx(cost)] * 2
 
 
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("how", ["ends", "cut"])
+@in_loop
+async def test_an_end_without_a_blank_line_is_passed_on_and_paid_for(end: bytes, how: str) -> None:
+    async def unended(exchange: Exchange) -> None:
+        usage = event({"choices": [], "usage": USAGE})
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop"), usage + b"data: [DONE]" + end)
+        await exchange.end() if how == "ends" else exchange.cut()
+
+    async def usage_last(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop"), event({"choices": [], "usage": USAGE})[:-2])
+        await exchange.end()
+
+    exporter, p = MemoryExporter(), Backend("p", [unended, usage_last])
+    async with with_providers(of={"p": (p, THEIRS | {"input_price": 1.0})}, exporters=[exporter]) as client:
+        outcome = await client.ask()
+        assert outcome.words == p.words and outcome.body.endswith(b"data: [DONE]" + end)
+        assert (await client.ask()).words == p.words
+        assert await client.counted(COST) == {"p": {"": pytest.approx(2 * 100 / 1e6)}}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_usage_that_nobody_can_have_used_harms_neither_the_answer_nor_the_cost(stream: bool) -> None:
+    async def lies(exchange: Exchange) -> None:
+        usage = b'{"prompt_tokens": 1%s, "completion_tokens": -7}' % (b"0" * 400)
+        if not exchange.asked.streams:
+            await exchange.reply(200, exchange.whole[:-1] + b', "usage": ' + usage + b"}")
+            return
+        await exchange.begin()
+        done = b'data: {"choices": [], "usage": ' + usage + b"}\n\ndata: [DONE]\n\n"
+        await exchange.pieces(*exchange.stream[:-1], chunk({}, "stop") + done)
+        await exchange.end()
+
+    p = Backend("p", then=lies)
+    async with with_providers(of={"p": (p, THEIRS | {"input_price": 1.0, "output_price": 1.0})}) as client:
+        outcome = await client.ask(stream=stream)
+        assert (outcome.kind, outcome.words, b'"usage"' in outcome.body) == ("answer", p.words, not stream)
+        assert await client.counted(COST) == {"p": {}}
+
+
+@pytest.mark.parametrize("status", [401, 402, 403])
 @in_loop
 async def test_a_provider_that_refuses_the_key_is_left_for_another_and_named_where_there_is_none(status: int) -> None:
     p, q = Backend("p", then=refusing(status)), Backend("q")
@@ -265,6 +327,43 @@ async def test_a_provider_that_does_not_know_its_model_is_left_for_another() -> 
     p, q = Backend("p", then=refusing(404)), Backend("q")
     async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
         assert (await client.ask()).words == q.words
+
+
+@in_loop
+async def test_a_body_that_is_too_large_for_one_provider_is_tried_at_the_next() -> None:
+    p, q = Backend("p", then=refusing(413)), Backend("q", [healthy, refusing(413)])
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask()).words == q.words
+        assert (await client.ask()).status == 413
+        assert client.gateway.state.targets["p"].breaker.failures == 0, "it is the request's fault"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_a_200_with_an_error_is_left_for_another(stream: bool) -> None:
+    async def fails(exchange: Exchange) -> None:
+        error = {"error": {"message": "no", "code": 502}}
+        if exchange.asked.streams:
+            await exchange.reply(200, event(error), SSE)
+        else:
+            await exchange.reply(200, json.dumps(error).encode())
+
+    p, q = Backend("p", then=fails), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask(stream=stream)).words == q.words
+    async with with_providers(of={"p": (p, THEIRS)}) as client:
+        assert (await client.ask(stream=stream)).kind == "error"
+        assert await client.counted(REQUESTS) == {"p": {"502": 1}}
+
+
+@in_loop
+async def test_a_coded_answer_that_nobody_asked_for_is_none() -> None:
+    async def coded(exchange: Exchange) -> None:
+        await exchange.reply(200, gzip.compress(exchange.whole), JSON, "Content-Encoding: gzip")
+
+    p, q = Backend("p", then=coded), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        assert (await client.ask(CHAT, False, "Accept-Encoding: gzip")).words == q.words
 
 
 @in_loop

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
 
 from engine.contracts.config import ProviderSettings
-from engine.http.gateway.usage import MOST_HELD, Usage, UsageReader, asks_for_usage, usage_of
+from engine.http.gateway.usage import MOST_HELD, MOST_TOKENS, Usage, UsageReader, asks_for_usage, usage_of
 
 TEXTS = ["a", '"usage"', "b\\n\\nc"]
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -61,6 +62,37 @@ def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
     out = b"".join([reader.feed(piece) for _ in range(64)])
     assert len(out) > 64 * 65536 - MOST_HELD - 65536
     assert out + reader.end() == piece * 64
+
+
+def test_an_event_in_small_pieces_is_searched_once() -> None:
+    reader, begun_s = UsageReader(True), time.process_time()
+    for _ in range(MOST_HELD // 64):
+        assert reader.feed(b"x" * 64) == b""
+    assert time.process_time() - begun_s < 5.0, "it grows faster than the event"
+    assert reader.feed(b"\n\n") == b"x" * MOST_HELD + b"\n\n"
+
+
+def test_comments_do_not_wait_for_a_blank_line() -> None:
+    reader = UsageReader(True)
+    assert reader.feed(b": keepalive\n") == b": keepalive\n"
+    assert reader.feed(b": keepal") + reader.feed(b"ive\ndata: 1\n") == b""
+    assert reader.feed(b": keepalive\n") + reader.feed(b"\n") == b": keepalive\ndata: 1\n: keepalive\n\n"
+
+
+@pytest.mark.parametrize("choices", ["[]", "[ ]"])
+@pytest.mark.parametrize("tokens", ["-5", "1.5", "1e300", "1" + "0" * 400, '"7"', "null", "[7]", str(MOST_TOKENS + 1)])
+def test_usage_that_cannot_be_counted_is_left_out_like_any_other(tokens: str, choices: str) -> None:
+    event = f'data: {{"choices": {choices}, "usage": {{"prompt_tokens": {tokens}}}}}\n\n'.encode()
+    reader = UsageReader(True)
+    assert reader.feed(event) == b"" and reader.usage is None
+    assert UsageReader(False).feed(event) == event
+    assert usage_of(event[6:]) is None
+
+
+def test_an_end_in_the_same_event_as_usage_is_passed_on() -> None:
+    event = b'data: {"choices": [], "usage": {"prompt_tokens": 7}}\ndata: [DONE]\n\n'
+    reader = UsageReader(True)
+    assert reader.feed(event) == event and reader.usage == Usage(7)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"usage": 7}', b'{"usage": {"prompt_tokens": "x"}}', b"\xff"])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_origin
 
 from engine.assembly import values
 from engine.assembly.compose.text import first_line
@@ -60,17 +60,23 @@ def assign(config: Any, key: str, value: Any, full_key: str, shown: str) -> list
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+    _name_entries(config, key)
     unknown = _unknown_part(config, key)
     if unknown is not None:
         parent, part, keys = unknown
-        where = full_key.removesuffix(key) + parent
-        return [f"{shown}: no such key {part!r} in {where.rstrip('.')!r}{nearest(part, keys)} (keys: {listing(keys)})"]
-    _name_entries(config, key)
+        where = (full_key.removesuffix(key) + parent).rstrip(".")  # without the value, which may be a secret
+        return [f"{full_key}: no such key {part!r} in {where!r}{nearest(part, keys)} (keys: {listing(keys)})"]
+    if parts := _name_with_dots(config, key):
+        mapping, name = full_key.removesuffix(key) + parts[0], parts[1]
+        return [f"{shown}: a dot ends a name; write {mapping}={{{name}: ...}}"]
     if value is not None and not isinstance(value, dict) and _is_group(config, key):
         return [f"{shown}: {full_key} is a group of keys ({listing(OmegaConf.select(config, key))}); set those"]
-    if isinstance(value, dict) and _has_typed_entries(config, key):
+    if isinstance(value, dict) and (_is_group(config, key) or _has_typed_entries(config, key)):
         problems = []
         for part, one in value.items():
+            if "." in str(part):
+                problems.append(f"{full_key}: {part!r}: expected a name without a dot")
+                continue
             problems += assign(config, f"{key}.{part}", one, f"{full_key}.{part}", f"{full_key}.{part}={one}")
         return problems
     try:
@@ -93,7 +99,7 @@ def _name_entries(config: Any, key: str) -> None:
         kind = node._metadata.element_type
         if part not in node and isinstance(kind, type) and dataclasses.is_dataclass(kind):
             node[part] = structured(kind)
-        node = node._get_node(part)
+        node = node._get_node(part) if part in node else None
 
 
 def _unknown_part(config: Any, key: str) -> tuple[str, str, tuple[str, ...]] | None:
@@ -105,12 +111,28 @@ def _unknown_part(config: Any, key: str) -> tuple[str, str, tuple[str, ...]] | N
         if not isinstance(node, DictConfig):
             return parent, part, ()
         typed = OmegaConf.get_type(node)
+        if dataclasses.is_dataclass(node._metadata.element_type):
+            node, parent = node._get_node(part), f"{parent}{part}."
+            continue
         if not dataclasses.is_dataclass(typed):
             return None  # a free mapping takes any key
         keys = tuple(entry.name for entry in dataclasses.fields(typed))
         if part not in keys:
             return parent, part, keys
         node, parent = node._get_node(part), f"{parent}{part}."
+    return None
+
+
+def _name_with_dots(config: Any, key: str) -> tuple[str, str] | None:
+    """``(mapping, name)`` of a dotted key that goes below an entry that is no group: a dot is taken to end a name."""
+    from omegaconf import DictConfig, OmegaConf
+
+    parts = key.split(".")
+    for count in range(1, len(parts) - 1):
+        node = OmegaConf.select(config, ".".join(parts[:count]))
+        kind = node._metadata.element_type if isinstance(node, DictConfig) else None
+        if kind is str or get_origin(kind) is list:
+            return ".".join(parts[:count]), ".".join(parts[count:])
     return None
 
 

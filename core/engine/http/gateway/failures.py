@@ -62,9 +62,10 @@ def nobody(targets: Sequence[Target]) -> ApiError:
     return ApiError("unavailable", f"No target takes requests ({reasons}).", code="not_ready", retry_after_s=2)
 
 
-def refused_key(target: Target) -> ApiError:
+def refused_key(target: Target, status: int) -> ApiError:
+    """``status``: 401, 403, or 402 where its account is empty."""
     key = "gateway.key_env" if target.provider is None else f"gateway.providers.{target.id}.key_env"
-    return HttpError(502, f"A target refused the gateway's key ({key}).", code="bad_gateway")
+    return HttpError(502, f"A target refused the gateway's key with {status} ({key}).", code="bad_gateway")
 
 
 def unread() -> ConnectionError:

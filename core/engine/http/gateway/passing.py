@@ -24,7 +24,7 @@ from engine.http.format import Format
 from engine.http.gateway import failures
 from engine.http.gateway.failures import Elsewhere, Failure
 from engine.http.gateway.probing import headers_for, timeout_of
-from engine.http.gateway.reading import NoAnswer, read_at_most
+from engine.http.gateway.reading import COMMENTS, NoAnswer, read_at_most
 from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.gateway.usage import Usage, UsageReader, asks_for_usage, usage_of
 from engine.http.incoming import arrival_of, caller_of, client_of, entered
@@ -54,10 +54,8 @@ TOO_LONG = "context_length_exceeded"
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
-COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
-"""Whole lines that say only that a target is alive."""
 REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"error")')
-"""What a stream begins with that is an error and nothing else."""
+"""What an answer begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -161,6 +159,9 @@ class Passing:
         self._expected_ms: float | None = None
         """Of the attempt."""
         self._usage: Usage | None = None
+        """Of a whole answer."""
+        self._reader: UsageReader | None = None
+        """Of a provider's stream."""
         self._status = 0
         """As it is counted, once it is known: that of an error event, not of the answer that it ended."""
         self._limit = asyncio.timeout(None)
@@ -292,9 +293,9 @@ class Passing:
             allow_redirects=False,
         )
         async with asking as reply:
-            if reply.status in (401, 403):
+            if reply.status in (401, 402, 403):
                 target.breaker.failed()
-                raise Elsewhere(failures.refused_key(target))
+                raise Elsewhere(failures.refused_key(target, reply.status))
             if reply.status != 200 and reply.status < 400:
                 raise NoAnswer(f"status {reply.status}")
             coding = reply.headers.get("Content-Encoding", "identity")
@@ -304,6 +305,8 @@ class Passing:
                 return await self._streamed(reply, attempt, share)
             data = await read_at_most(reply.content, MOST_ANSWER_BYTES)
             whole = self._whole(reply, data)
+            if reply.status == 413 and target.provider is not None:  # another one may take more
+                raise Elsewhere(whole)
             misses = reply.status == 404 and target.provider is not None  # its name of the model, or its URL, is wrong
             if misses or reply.status in (408, 429) or reply.status >= 500:  # another target might answer
                 self._cannot(attempt, reply)
@@ -311,8 +314,10 @@ class Passing:
             if reply.status == 400 and failures.code_of(data) == TOO_LONG:
                 self._order.too_long(attempt)
                 raise Elsewhere(whole)
-            if reply.status == 200 and coding == "identity" and not failures.is_object(data):
-                raise NoAnswer("no JSON object")
+            if reply.status == 200 and (target.provider if coding != "identity" else not failures.is_object(data)):
+                raise NoAnswer(f"no JSON object ({coding})")
+            if reply.status == 200 and REFUSAL.match(data):
+                return await self._refused(whole, target)
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
         self._begun(share)
@@ -336,11 +341,13 @@ class Passing:
         sent_s, waiting_tokens = self._last_s, share.waiting_tokens
         ended, finished, tail, pattern = False, False, b"\n", asked.form.whole_stream
         finish = asked.form.finish if asked.n == 1 else None
-        reader = UsageReader(asked.hides_usage) if target.provider is not None else None
+        self._reader = UsageReader(asked.hides_usage) if target.provider is not None else None
         async for piece in reply.content.iter_any():
             if not self._has_begun and not COMMENTS.fullmatch(piece):
                 if REFUSAL.match(piece):
-                    return await self._refused(reply, target, piece)
+                    self._limit.reschedule(self._clock() + REFUSAL_S)
+                    data = piece + await read_at_most(reply.content, MOST_ANSWER_BYTES)
+                    return await self._refused(self._whole(reply, data), target)
                 target.first_byte.add(waiting_tokens, (self._clock() - sent_s) * 1e3)
                 self._begun(share)
             if not ended:
@@ -350,16 +357,13 @@ class Passing:
             if self._response is None:
                 self._response = self._head(reply)
                 await self._response.prepare(asked.http)
-            if reader is not None:
-                piece = reader.feed(piece)
-                self._usage = reader.usage
-            await self._write(piece)
+            await self._write(piece if self._reader is None else self._reader.feed(piece))
             self._is_whole = ended
         if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
         self._is_whole = True
         target.breaker.worked()
-        return await self._ended(b"" if reader is None else reader.end())
+        return await self._ended()
 
     def _begun(self, share: Share) -> None:
         """The first of an answer has come: it is this target's from here on."""
@@ -373,6 +377,8 @@ class Passing:
     async def _ended(self, last: bytes = b"") -> web.StreamResponse:
         """The end of what is out. Raises ``ConnectionError`` when the client is gone or stuck."""
         assert self._response is not None
+        if self._is_whole and self._reader is not None:
+            last = self._reader.end()
         self._last_s, self._is_writing = self._clock(), True
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
@@ -381,10 +387,8 @@ class Passing:
             raise failures.unread() from None
         return self._response
 
-    async def _refused(self, reply: aiohttp.ClientResponse, target: Target, piece: bytes) -> web.StreamResponse:
-        """A stream that begins with an error. Raises :class:`Elsewhere` unless that is the request's own."""
-        self._limit.reschedule(self._clock() + REFUSAL_S)
-        refusal = self._whole(reply, piece + await read_at_most(reply.content, MOST_ANSWER_BYTES))
+    async def _refused(self, refusal: web.Response, target: Target) -> web.StreamResponse:
+        """An answer that is an error. Raises :class:`Elsewhere` unless that is the request's own."""
         if b'"invalid_request_error"' not in failures.body_of(refusal):
             target.breaker.failed()
             raise Elsewhere(refusal)
@@ -458,6 +462,7 @@ class Passing:
     def _report(self, status: int) -> None:
         asked, trace, attempt = self._asked, self._arrival.trace, self._attempt
         provider = None if attempt is None else attempt.target.provider
+        usage = self._usage if self._reader is None else self._reader.usage
         ended = ProxiedEvent(
             time.monotonic(),
             asked.request_id,
@@ -471,7 +476,7 @@ class Passing:
             self._attempts,
             "" if attempt is None else attempt.model,
             self._expected_ms or 0.0,
-            0.0 if provider is None or self._usage is None else self._usage.cost(provider),
+            0.0 if provider is None or usage is None else usage.cost(provider),
         )
         self._state.bus.publish((ended,))
 

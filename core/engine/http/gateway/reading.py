@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import aiohttp
+
+COMMENTS = re.compile(rb"(?::[^\n]*\n|\r?\n)+")
+"""Whole lines that say only that a target is alive."""
 
 
 class NoAnswer(aiohttp.ClientPayloadError):

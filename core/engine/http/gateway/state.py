@@ -48,6 +48,9 @@ class GatewayState(ListenerState):
         if unknown := [target.id for target in self.targets.values() if not target.models]:
             message = f"No target has this model, and nothing is known of: {', '.join(unknown)}."
             raise ApiError("unavailable", message, code="not_ready", retry_after_s=2)
+        if stands_for := self.targets.names.get(name):
+            message = f"No target has a model that {name[:128]!r} stands for: {', '.join(stands_for)}."
+            raise ApiError("not_found", message, param="model", code="model_not_found")
         names = [*self.targets.models]
         known = ", ".join([*map(repr, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
         message = f"The model {name[:128]!r} does not exist here; there are: {known}."
