@@ -59,10 +59,12 @@ def assign(config: Any, key: str, value: Any, full_key: str, shown: str) -> list
     _name_entries(config, key)
     if value is not None and not isinstance(value, dict) and _is_group(config, key):
         return [f"{shown}: {full_key} is a group of keys ({listing(OmegaConf.select(config, key))}); set those"]
-    if isinstance(value, dict) and _has_typed_entries(config, key):
+    if isinstance(value, dict) and (_has_typed_entries(config, key) or _is_group(config, key)):
         problems = []
         for part, one in value.items():
-            problems += assign(config, f"{key}.{part}", one, f"{full_key}.{part}", f"{full_key}.{part}={one}")
+            text = f"{full_key}.{part}"
+            is_known = _unknown_part(config, f"{key}.{part}") is None  # what is not may be a secret in the wrong place
+            problems += assign(config, f"{key}.{part}", one, text, f"{text}={one}" if is_known else text)
         return problems
     try:
         OmegaConf.update(config, key, value, merge=True)
@@ -95,9 +97,12 @@ def _unknown_part(config: Any, key: str) -> tuple[str, str, tuple[str, ...]] | N
     for part in key.split("."):
         if not isinstance(node, DictConfig):
             return parent, part, ()
-        typed = OmegaConf.get_type(node)
-        if not dataclasses.is_dataclass(typed):
-            return None  # a free mapping takes any key
+        typed, entries = OmegaConf.get_type(node), node._metadata.element_type
+        if not dataclasses.is_dataclass(typed):  # a mapping takes any key
+            if not (isinstance(entries, type) and dataclasses.is_dataclass(entries)):
+                return None
+            node, parent = node._get_node(part) if part in node else structured(entries), f"{parent}{part}."
+            continue
         keys = tuple(entry.name for entry in dataclasses.fields(typed))
         if part not in keys:
             return parent, part, keys
