@@ -311,6 +311,20 @@ def test_yaml_cannot_add_a_top_level_key(tmp_path, builtins):
     assert "overlapp" in problems(["+preset=odd"], builtins, config_dirs=[tmp_path])[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# @package _global_\nrouter: direct\n", ["router=direct", "- override /router: direct"]),
+        ("overlap: true\n", ["preset: no such key", "'# @package _global_'"]),
+    ],
+)
+def test_a_preset_that_is_written_otherwise_is_told_how(text, words, tmp_path, builtins):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "odd.yaml").write_text(text)
+    (problem,) = problems(["+preset=odd"], builtins, config_dirs=[tmp_path])
+    assert all(word in problem for word in words)
+
+
 def test_missing_folders_are_not_ignored(tmp_path, entry, with_builtins):
     assert "no such directory" in problems([], with_builtins(), config_dirs=[tmp_path / "nope"])[0]
     lost = entry("engine-lost", engine_config_searchpath=["pkg://engine_lost_nowhere.conf"])

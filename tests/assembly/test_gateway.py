@@ -63,6 +63,31 @@ def test_what_a_gateway_does_not_have_is_refused(word: str) -> None:
     assert f"{word}: a gateway has gateway, server, router, exporter, plugins, preset alone" in problems(A, word)
 
 
+def test_a_short_key_that_is_misspelt_gets_what_was_meant() -> None:
+    assert problems(f"target=[{A}]").endswith("alone; did you mean 'targets'?")
+    assert problems(A, "seed=1").endswith("alone; leave it out")
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("gateway.providers.p.ulr=https://h/v1", "no such key 'ulr' in 'gateway.providers.p'; did you mean 'url'?"),
+        ("gateway.providers={p: {key_evn: K}}", "no such key 'key_evn' in 'gateway.providers.p'"),
+        ("gateway.providers={a.b: {url: 'https://h/v1'}}", "no such key 'b' in 'gateway.providers.a'"),
+        ("gateway.providers={p: {models: [x]}}", "gateway.providers.p.models=['x']: "),
+        ("gateway.providers={p: {models: [x]}}", "expected dict[str, str]"),
+        ("gateway.providers={p: {input_price: cheap}}", "gateway.providers.p.input_price=cheap: "),
+    ],
+)
+def test_a_mistake_within_a_provider_is_told_by_its_key(word: str, words: str) -> None:
+    assert words in problems(A, word)
+
+
+def test_names_of_models_may_have_dots() -> None:
+    word = "gateway.providers={p: {url: 'https://h/v1', models: {llama-3.1: meta/3.1}}}"
+    assert gateway_parts([word]).settings.gateway.providers["p"].models == {"llama-3.1": "meta/3.1"}
+
+
 def test_all_of_it_is_told_at_once() -> None:
     found = problems(A, "model.path=x", "seed=1")
     assert "model.path=x" in found and "seed=1" in found

@@ -230,6 +230,11 @@ def test_models_are_those_of_all_targets() -> None:
     assert [*two().models] == ["x", "both", "y:latest"]
 
 
+def test_a_model_is_listed_as_its_own_target_says_it_and_not_as_a_provider() -> None:
+    targets = two(providers={"p": ProviderSettings("https://p/v1", {"x": "n", "z": "n"})})
+    assert targets.models["x"] == {"of": 1} and targets.models["z"]["owned_by"] == "p"
+
+
 def test_readings_are_of_each_target_as_it_is_now() -> None:
     targets = two()
     targets["h:2"].drain()

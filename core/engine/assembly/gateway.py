@@ -13,7 +13,7 @@ from engine.assembly.assemble import configure
 from engine.assembly.bind import build_choices
 from engine.assembly.choosing import choose_without_model
 from engine.assembly.compose import quoted
-from engine.assembly.errors import AssemblyError
+from engine.assembly.errors import AssemblyError, nearest
 from engine.assembly.negotiation import slot_choice
 from engine.assembly.plan import SlotChoice
 from engine.contracts.config import GatewaySettings, Settings
@@ -42,7 +42,11 @@ class GatewayParts:
 def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> GatewayParts:
     """Raises :class:`AssemblyError` with every problem. ``words``: overrides, and URLs of targets."""
     overrides = _overrides(words)
-    problems = [f"{text}: a gateway has {', '.join(PARTS)} alone; leave it out" for text in overrides if _is_else(text)]
+    problems = [
+        f"{text}: a gateway has {', '.join(PARTS)} alone{nearest(_group(text), [SHORT]) or '; leave it out'}"
+        for text in overrides
+        if _is_else(text)
+    ]
     problems += [f"{text}: a target is a URL; write http://{text}" for text in overrides if _HOST.fullmatch(text)]
     if problems:
         raise AssemblyError(problems)
@@ -87,8 +91,12 @@ def _overrides(words: Sequence[str]) -> list[str]:
 
 
 def _is_else(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return "=" in override and key.partition(".")[0] not in PARTS
+    return "=" in override and _group(override) not in PARTS
+
+
+def _group(override: str) -> str:
+    """The first part of its key."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
 class _NoModel:

@@ -237,7 +237,7 @@ class Fleet:
             raise ApiError(
                 "conflict",
                 f"{needed[0].id} is the only engine that takes requests: every request would be refused meanwhile. "
-                "Send force=1 to do so all the same.",
+                "--force (force=1) does so all the same.",
                 code="only_engine",
             )
 

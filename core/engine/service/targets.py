@@ -217,7 +217,9 @@ class Targets(dict[str, Target]):
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
         """Those of all targets, by name, and the names that stand for some of them."""
-        found = {name: model for target in self.values() for name, model in target.models.items()}
+        found: dict[str, Mapping[str, Any]] = {}
+        for target in self.values():  # own ones first: a provider's entry says less
+            found = {**found, **{name: model for name, model in target.models.items() if name not in found}}
         alias = {"object": "model", "owned_by": "gateway"}
         return found | {name: {"id": name, **alias} for name in self.names if name not in found}
 

@@ -10,7 +10,7 @@ from engine.contracts.command import USAGE, Command
 from engine_lab.fleet.words import parse
 
 NOTES = """\
-engine fleet [URL]               the engines: state, and what was sent to each
+engine fleet [URL]               the engines: state, and what was sent to each (http://127.0.0.1:8000)
 engine fleet restart URL [ID]    all of them, one at a time, or one: no request fails
 engine fleet drain URL ID        gives an engine no more requests, waits until it has none left
 engine fleet undrain URL ID      gives it requests again

@@ -21,6 +21,8 @@ from engine_lab.shared.live import LiveEngine, LiveError
 TIMEOUT_S = 10.0
 POLL_S = 0.2
 PATH = "/engine/fleet"
+LONGEST_ID = len("255.255.255.255:65535")
+"""Longer ids may take two lines."""
 
 
 def run(asked: Asked, flags: argparse.Namespace) -> int:
@@ -105,12 +107,16 @@ def counted(sequences: int) -> str:
 def table(state: Any) -> Table:
     """The engines, a line each."""
     shown = Table(box=None, pad_edge=False)
-    for column in ("engine", "state", "ready"):
+    several = len({each["model"] for each in state["engines"]}) > 1
+    longest = max(len(each["id"]) for each in state["engines"])
+    shown.add_column("engine", overflow="fold", no_wrap=longest <= LONGEST_ID)
+    for column in (*["models"] * several, "state", "ready"):
         shown.add_column(column, overflow="fold")
-    for column in ("starts", "sequences", "queued tokens", "running tokens"):
+    for column in ("starts", "sequences", "queued\ntokens", "running\ntokens"):
         shown.add_column(column, justify="right", no_wrap=True)
     for each in state["engines"]:
         load = each["load"]
         counts = (each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
-        shown.add_row(each["id"], each["state"], "yes" if each["ready"] else "no", *map(str, counts))
+        words = (*[each["model"]] * several, each["state"], "yes" if each["ready"] else "no")
+        shown.add_row(each["id"], *words, *map(str, counts))
     return shown

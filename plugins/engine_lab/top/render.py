@@ -34,7 +34,7 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
     half = (width - 4) // 2 if width >= WIDE else width
     cores = machine(frame)
     # A fleet's rows are too long for a half.
-    whole: list[RenderableType] = [fleet(frame), Text()] if frame.engines else []
+    whole: list[RenderableType] = [fleet(frame), *not_serving(frame), Text()] if frame.engines else []
     beside: list[RenderableType] = [] if frame.engines else [measured(frame), Text()]
     left, right = series(frame, half), Group(*beside, kept(frame, half), *cores)
     above: list[RenderableType]
@@ -46,7 +46,8 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
         above, lines = [title, Text(), halves, Text(), *whole], 13 + len(frame.kv)
     else:
         above, lines = [title, left, Text(), *whole, right, Text()], 18 + len(frame.kv)
-    lines += len(frame.engines) - 3 if frame.engines else 0  # its rows, instead of those of one engine
+    # Its rows, instead of those of one engine.
+    lines += len(frame.engines) - 3 + len(not_serving(frame)) if frame.engines else 0
     lines += sum(len(line.wrap(Console(), half)) for line in cores)
     room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
     return Group(*above, slowest(frame.slowest[:room], width))
@@ -122,6 +123,12 @@ def fleet(frame: frames.Frame) -> Table:
             *(number(value, 1) for value in times),
         )
     return table
+
+
+def not_serving(frame: frames.Frame) -> list[Text]:
+    """A line with the engines that take no requests, and why; none where all do."""
+    others = [f"{engine} ({state})" for engine, state in frame.states.items() if state != SERVING]
+    return [Text(f"not serving: {', '.join(others)}", style="bold red", no_wrap=True)] if others else []
 
 
 def kept(frame: frames.Frame, width: int) -> Table:

@@ -57,5 +57,6 @@ def test_bodies_may_be_anything(data: bytes, code: str | None, fits: bool) -> No
     assert code_of(data) == code and is_object(data) is fits
 
 
-def test_the_log_has_a_status_or_a_code() -> None:
-    assert words_for(web.Response(status=503)) == "status 503" and words_for(timed_out("")) == "target_timeout"
+def test_the_log_has_a_status_or_what_the_client_is_told() -> None:
+    assert words_for(web.Response(status=503)) == "status 503"
+    assert words_for(timed_out("")) == "No server began to answer this request in time."

@@ -134,6 +134,17 @@ async def test_a_name_that_stands_for_nothing_is_told_so_and_names_do_not_stand_
             assert (await client.ask(model=name)).status == 404
 
 
+@in_loop
+async def test_a_name_for_models_that_nobody_has_says_which_they_are() -> None:
+    async with before(Backend("s", models=("small",)), models={"auto": ["smal", "tiny"]}, waits=False) as client:
+        await until(lambda: "small" in client.gateway.state.targets.models)
+        status, found = await client.post(CHAT, json.dumps({"model": "auto", "messages": []}).encode())
+        assert (status, found["error"]["code"]) == (404, "model_not_found")
+        assert "'auto' stands for: 'smal', 'tiny'; there are: 'small'." in found["error"]["message"]
+        status, _, page = await client.request("GET", "/ready")
+        assert status == 503 and b"auto (smal, tiny)" in page
+
+
 class Choosing(TieredRouter):
     """Chooses as a test says."""
 
@@ -382,6 +393,8 @@ async def test_a_provider_that_asks_for_a_rest_has_it(status: int) -> None:
         assert (await client.ask()).status == status
         outcome = await client.ask()
         assert (outcome.status, outcome.headers["retry-after"], len(p.asked)) == (429, "7", 1)
+        (shown,) = (await client.json("/engine/fleet"))["engines"]
+        assert (shown["ready"], shown["state"]) == (False, "asked for 7 s without requests")
         target = client.gateway.state.targets["p"]
         target.rests_until_s = 0.0
         assert (await client.ask()).words == p.words

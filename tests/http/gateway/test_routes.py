@@ -49,6 +49,15 @@ async def test_each_model_has_a_router_of_its_own_and_the_targets_that_have_it()
 
 
 @in_loop
+async def test_what_asks_for_engines_is_told_where_they_are() -> None:
+    a = Backend("a")
+    async with before(a) as client:
+        for path in ("/engine/fleet/restart", "/engine/plan", "/engine/counters?engine=x"):
+            status, found = await client.post(path)
+            assert status == 404 and f"http://{a.id}" in found["error"]["message"], path
+
+
+@in_loop
 async def test_a_model_that_nobody_has_is_not_found_once_all_targets_are_known() -> None:
     a, b = Backend("a"), Backend("b", ready_status=503)
     async with before(a, b, waits=False) as client:

@@ -1,15 +1,18 @@
 """``engine fleet`` (:mod:`engine_lab.fleet.command`) against a server with two engines."""
 
 import asyncio
+import io
 import json
 import threading
 from contextlib import contextmanager
 
+from rich.console import Console
 from structlog.testing import capture_logs
 from tests.http.fakes import chat
 from tests.http.routes.test_fleet import CHAT, two
 
 from engine.cli.main import main
+from engine_lab.fleet.main import table
 
 
 @contextmanager
@@ -41,8 +44,22 @@ def test_engines_are_a_table_that_fits_a_terminal(capsys):
     with served() as (server, _, _):
         assert main(["fleet", server.url]) == 0
     shown = capsys.readouterr().out
-    assert rows(shown)[1:] == [[name, "serving", "yes", "1", "0", "0", "0"] for name in "ab"]
+    assert rows(shown)[2:] == [[name, "serving", "yes", "1", "0", "0", "0"] for name in "ab"]
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_targets_of_a_gateway_keep_their_ids_whole_and_say_their_models():
+    load = {"sequences": 12, "queued_tokens": 123456, "running_tokens": 123456}
+    targets = (("10.0.0.12:8000", "large", "cannot be reached"), ("vendor", "large, small", "ready"))
+    engines = [
+        {"id": name, "model": models, "state": state, "ready": state == "ready", "starts": 1, "load": load}
+        for name, models, state in targets
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table({"engines": engines}))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80 and shown.count("123456") == 4
+    assert all(word in shown for word in ("10.0.0.12:8000 ", "models", "small", "reached"))
 
 
 def test_a_restart_says_each_step_and_waits_for_the_last(capsys):
@@ -87,7 +104,7 @@ def test_a_drain_waits_until_nothing_is_left(capsys):
         assert main(["fleet", "drain", server.url, "b"]) == 1
         assert "b is the only engine that takes requests" in capsys.readouterr().err
         assert main(["fleet", "undrain", server.url, "a"]) == 0
-        assert rows(capsys.readouterr().out)[1][:3] == ["a", "serving", "yes"]
+        assert rows(capsys.readouterr().out)[2][:3] == ["a", "serving", "yes"]
 
 
 def test_fewer_engines_and_more(capsys):

@@ -24,9 +24,13 @@ def finish(root: Any, choices: Mapping[str, Any], request: Request, catalogue: C
 
     tree = OmegaConf.to_container(root, resolve=True)
     assert isinstance(tree, dict)
-    problems = [
-        f"{key}: no such key{nearest(str(key), ROOT_KEYS)} (set by YAML)" for key in tree if key not in ROOT_KEYS
-    ]
+    problems = [_unknown_key(str(key)) for key in tree if key not in ROOT_KEYS]
+    if plain := {slot: node for slot in SLOTS if not isinstance(node := tree.get(slot) or {}, dict)}:
+        problems += [
+            f"{slot}={node}: a file of YAML selects plugins in its list 'defaults': - override /{slot}: {node}"
+            for slot, node in plain.items()
+        ]
+        raise AssemblyError(problems)
     settings = _settings(tree, request.assignments, problems)
     selections = {
         slot: _selections(slot, choices, tree.get(slot) or {}, request, catalogue, problems) for slot in SLOTS
@@ -34,6 +38,12 @@ def finish(root: Any, choices: Mapping[str, Any], request: Request, catalogue: C
     if problems or settings is None:
         raise AssemblyError(problems)
     return Composed(settings, selections, tuple(request.presets))
+
+
+def _unknown_key(key: str) -> str:
+    """A folder's name is one where a file of it does not say that its keys are those of the whole configuration."""
+    hint = "; the first line of a preset is '# @package _global_'" if key == "preset" else nearest(key, ROOT_KEYS)
+    return f"{key}: no such key{hint} (set by YAML)"
 
 
 def _settings(tree: Mapping[str, Any], assignments: Sequence[Override], problems: list[str]) -> Settings | None:

@@ -67,6 +67,7 @@ def build_gateway(
     app.router.add_get("/engine/fleet", routes.fleet)
     app.router.add_post("/engine/fleet/drain", routes.drain)
     app.router.add_post("/engine/fleet/undrain", routes.undrain)
+    app.router.add_route("*", "/engine/{rest:.*}", routes.no_engine)
     return app
 
 

@@ -51,7 +51,7 @@ def code_of(data: bytes) -> object:
 
 def words_for(failure: Failure) -> str:
     """Of the log."""
-    return f"status {failure.status}" if isinstance(failure, web.Response) else str(failure.code)
+    return f"status {failure.status}" if isinstance(failure, web.Response) else str(failure)
 
 
 def nobody(targets: Sequence[Target]) -> ApiError:

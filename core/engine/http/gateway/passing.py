@@ -233,7 +233,7 @@ class Passing:
                 if not elsewhere.broke:
                     waits_until_s = self._clock() + WAIT_S
                 log.warning(
-                    "request goes elsewhere",
+                    "attempt failed",
                     target=attempt.target.id,
                     why=failures.words_for(failure),
                     request_id=self._asked.request_id,

@@ -45,7 +45,7 @@ async def drain(http: web.Request) -> web.StreamResponse:
     target = _named(http, state)
     lost = [name for name in target.models if not _others(state, target, name)]
     if lost and not flag(http, "force"):
-        message = f"No other target takes requests for {', '.join(lost)}; force=1 drains it all the same."
+        message = f"No other target takes requests for {', '.join(lost)}; --force (force=1) drains it all the same."
         raise ApiError("conflict", message, code="last_engine")
     target.drain()
     return json_response(_state(state))
@@ -57,6 +57,13 @@ async def undrain(http: web.Request) -> web.StreamResponse:
     await changeable(http, state)
     _named(http, state).draining = False
     return json_response(_state(state))
+
+
+async def no_engine(http: web.Request) -> web.StreamResponse:
+    """Every other route below ``/engine``, which commands ask that watch or change engines."""
+    urls = ", ".join(target.url for target in gateway_of(http).targets.values() if target.provider is None)
+    message = f"A gateway has no engines to watch or change; ask its targets: {urls or 'it has providers alone'}."
+    raise ApiError("not_found", message)
 
 
 def _others(state: GatewayState, target: Target, model: str) -> bool:
@@ -80,7 +87,7 @@ def _target(target: Target) -> dict[str, Any]:
     return {
         "id": target.id,
         "model": ", ".join(target.models),
-        "state": "draining" if target.draining and target.state == "ready" else target.state,
+        "state": target.why_not or target.state,
         "ready": target.takes_requests,
         "why_not": target.why_not,
         "starts": target.starts,

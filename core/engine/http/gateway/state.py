@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -48,12 +48,11 @@ class GatewayState(ListenerState):
         if unknown := [target.id for target in self.targets.values() if not target.models]:
             message = f"No target has this model, and nothing is known of: {', '.join(unknown)}."
             raise ApiError("unavailable", message, code="not_ready", retry_after_s=2)
-        if stands_for := self.targets.names.get(name):
-            message = f"No target has a model that {name[:128]!r} stands for: {', '.join(stands_for)}."
-            raise ApiError("not_found", message, param="model", code="model_not_found")
-        names = [*self.targets.models]
-        known = ", ".join([*map(repr, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
-        message = f"The model {name[:128]!r} does not exist here; there are: {known}."
+        if name in self.gateway.models:
+            message = f"No target has a model that {name[:128]!r} stands for: {_listed(self.gateway.models[name])}"
+        else:
+            message = f"The model {name[:128]!r} does not exist here"
+        message += f"; there are: {_listed([known for known in self.targets.models if known != name])}."
         raise ApiError("not_found", message, param="model", code="model_not_found")
 
     def place(self, api: ApiRequest, targets: list[Target]) -> Attempts:
@@ -82,11 +81,20 @@ class GatewayState(ListenerState):
         if not (models := self.targets.models):
             return ", ".join(f"{target.id}: {target.why_not}" for target in self.targets.values())
         lost = [name for name in models if not self._takes(name)]
-        return f"no target takes requests for {', '.join(lost)}" if lost else None
+        return f"no target takes requests for {', '.join(map(self._named, lost))}" if lost else None
+
+    def _named(self, name: str) -> str:
+        """With the models that it stands for, where it stands for others."""
+        models = self.gateway.models.get(name, [name])
+        return name if models == [name] else f"{name} ({', '.join(models)})"
 
     def _takes(self, name: str) -> bool:
         """Whether a target takes requests for one of the models that a name stands for."""
         return any(taking(self.targets.having(model)) for model in self.targets.serving(name)[1])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*map(repr, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
 
 
 def _view(model: str, targets: list[Target]) -> ModelView:

@@ -142,6 +142,11 @@ def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
         read_trace(written(tmp_path, text))
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"gone\.jsonl: no such file"):
+        read_trace(tmp_path / "gone.jsonl")
+
+
 def test_a_format_that_is_named_is_not_looked_for(tmp_path: Path) -> None:
     path = written(tmp_path, MOONCAKE)
     assert format_of(path) == "mooncake"

@@ -26,6 +26,8 @@ def lines_of(path: Path) -> Iterator[Line]:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield Line(path, number, text.strip())
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise TraceError(f"{path}: expected a text file, or one packed by gzip ({error})") from error
 
