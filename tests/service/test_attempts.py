@@ -10,6 +10,7 @@ import pytest
 from engine.contracts.config import ProviderSettings
 from engine.contracts.router import ApiRequest, Attempts
 from engine.service.attempts import Order
+from engine.service.first_byte import FEWEST, STALE_S, FirstByteModel
 from engine.service.targets import MOST_FAILURES, Target
 from engine.testing.router import REQUEST
 
@@ -169,6 +170,21 @@ def test_a_provider_takes_what_would_wait_too_long() -> None:
     for _ in range(MOST_FAILURES):
         calm.breaker.failed()
     assert Asking({"m": [a, calm]}).all() == "ma", "one that rests is no help"
+
+
+def test_an_idle_target_that_was_slow_is_given_a_request_now_and_then() -> None:
+    a, p, now_s = own("a"), provider("p", overflow_ms=500.0), 0.0
+    a.first_byte = FirstByteModel(clock=lambda: now_s)
+    for _ in range(FEWEST):
+        a.first_byte.add(TOKENS, 1000.0)
+    assert Asking({"m": [a, p]}).all() == "mp ma"
+    now_s = STALE_S + 1.0
+    assert Asking({"m": [a, p]}).all() == "ma mp"
+    a.load.sequences = 1
+    assert Asking({"m": [a, p]}).all() == "mp ma", "one request at a time"
+    a.load.sequences = 0
+    a.first_byte.add(TOKENS, 1000.0)
+    assert Asking({"m": [a, p]}).all() == "mp ma", "it is as slow as before"
 
 
 def test_what_has_begun_keeps_no_prompt() -> None:

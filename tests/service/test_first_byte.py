@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.service.first_byte import FEWEST, FirstByteModel
+from engine.service.first_byte import FEWEST, STALE_S, FirstByteModel
 
 
 def learned(base_ms: float, ms_per_token: float, count: int = 40, noise: float = 0.0) -> FirstByteModel:
@@ -42,6 +42,24 @@ def test_more_tokens_are_never_expected_sooner() -> None:
         model.add(tokens, 100.0 - tokens)
     few, many = model.ms(1), model.ms(100)
     assert few is not None and few == many
+
+
+def test_a_quick_measurement_after_a_pause_makes_it_begin_anew() -> None:
+    now_s = 0.0
+    model = FirstByteModel(clock=lambda: now_s)
+    for ms in (*[1000.0] * FEWEST, 100.0):
+        model.add(64, ms)
+    assert (model.ms(64) or 0.0) > 800.0, "without a pause it is one of many"
+    now_s = STALE_S + 1.0
+    assert model.is_stale
+    model.add(64, 900.0)
+    assert not model.is_stale and (model.ms(64) or 0.0) > 800.0, "as expected"
+    now_s *= 2
+    model.add(64, 100.0)
+    assert model.ms(64) is None
+    for _ in range(FEWEST):
+        model.add(64, 100.0)
+    assert model.ms(64) == pytest.approx(100.0)
 
 
 def test_what_was_long_ago_fades() -> None:

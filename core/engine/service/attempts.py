@@ -157,7 +157,8 @@ class Order:
             cached = sum(placed.cached_tokens)
             attempts.append(Attempt(model, by_id.pop(first), cached, placed.reason))
             attempts += [Attempt(model, by_id.pop(name)) for name in others if name in by_id]
-            wait_ms = attempts[0].target.expected_ms(self.prompt_tokens - cached)
+            if not attempts[0].target.is_due:
+                wait_ms = attempts[0].target.expected_ms(self.prompt_tokens - cached)
         attempts += [Attempt(model, target) for target in own if target.id not in {a.target.id for a in attempts}]
         full = [target for target in providers if _overflows(target, wait_ms)]
         reason = "" if wait_ms is None else f"{wait_ms:,.0f} ms expected at {attempts[0].target.id}"

@@ -121,6 +121,11 @@ class Target:
         not cached; ``None``: not known."""
         return self.first_byte.ms(self.load.queued_tokens + tokens)
 
+    @property
+    def is_due(self) -> bool:
+        """It is idle, and what is expected of it was not measured lately: a request tells how long one takes now."""
+        return self.load.sequences == 0 and self.first_byte.is_stale
+
     def rest(self, seconds: float) -> None:
         """It asked for that: ``Retry-After``. A rest that ends later already goes on."""
         self.rests_until_s = max(self.rests_until_s, time.monotonic() + min(seconds, LONGEST_REST_S))
