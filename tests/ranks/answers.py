@@ -44,7 +44,7 @@ def asked(engine: Engine, suffix: str, found: Said) -> int:
     preemptions = 0
     for i, length in enumerate((5, 21, 37, 12, 77, 40)):
         tokens = tuple(TOKENS[j % 11 + i] for j in range(length))
-        sampling = SamplingParams(max_tokens=24, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
+        sampling = SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
         engine.core.submit(EngineRequest(f"{i}{suffix}", tokens, sampling))
     while engine.core.has_work:
         for out in engine.core.step().outputs:

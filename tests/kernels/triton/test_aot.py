@@ -305,17 +305,17 @@ def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) 
 
 
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
-def test_some_experts_of_a_token_compile_without_spills(capability: int) -> None:
-    for weights in ("bf16", "fp8"):
-        cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)
-        assert_fits(cost, FEW_WORDS)
+@pytest.mark.parametrize("weights", ["fp8", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_some_experts_of_a_token_compile_without_spills(weights: str, capability: int) -> None:
+    cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)
+    assert_fits(cost, FEW_WORDS)
 
 
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
 @pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
-def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
-    for kernel in (experts.expert_gate, experts.expert_down):
-        assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), FEW_WORDS)
+@pytest.mark.parametrize("kernel", [pytest.param(experts.expert_gate, marks=pytest.mark.slow), experts.expert_down])
+def test_many_rows_of_an_expert_compile_without_spills(kernel: Any, weights: str, capability: int) -> None:
+    assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), FEW_WORDS)
 
 
 ROUTES = {
@@ -350,11 +350,13 @@ def test_experts_are_chosen_without_spills(capability: int, name: str) -> None:
         assert_fits(measure_kernel(kernel, arguments, these, capability, name=title, num_warps=warps))
 
 
+@pytest.mark.parametrize("num_experts", [32, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
-def test_pairs_are_sorted_and_mixed_without_spills(capability: int) -> None:
+def test_pairs_are_sorted_and_mixed_without_spills(capability: int, num_experts: int) -> None:
     numbers = dict.fromkeys(("id_ptr", "order_ptr", "token_ptr", "first_ptr", "count_ptr", "expert_ptr"), "*i64")
     constants = {
-        "NUM_EXPERTS": 128, "TOP_K": 8, "TILE": 16, "PDL": capability >= 90, "BLOCK": 64, "BLOCK_E": 128,
+        "NUM_EXPERTS": num_experts, "TOP_K": 8, "TILE": 16, "PDL": capability >= 90, "BLOCK": 64,
+        "BLOCK_E": num_experts,
     }  # fmt: skip
     arguments = {**numbers, "num_pairs": "i32", "num_tiles": "i32"}
     unaligned = frozenset({"num_pairs", "num_tiles"})
