@@ -50,7 +50,7 @@ class Family(ArchitectureConformance):
     in_steps: ClassVar[tuple[str, ...]]
     is_like_llama: ClassVar[bool] = False
     """Its layers are Llama's but for biases, multipliers and rotations, or those of another family of its file: what an
-    engine answers is left to slow runs, and so is what comes of prefixes, drafts and neighbours."""
+    engine answers is left to slow runs, and so is what comes of prefixes, drafts, neighbours and rounding."""
     answers_like: ClassVar[type[Any] | None] = None
     """The plugin of a family of the same kinds of layers, for which an engine answers in every run; for this one it
     does in slow ones."""
@@ -102,10 +102,12 @@ SAME_AS_LLAMA = {
         Family.test_neighbours_in_a_batch_do_not_change_a_row,
         Family.test_a_cached_prefix_gives_the_logits_of_a_cold_start,
         Family.test_rejected_drafts_change_nothing,
+        Family.test_rounded_weights_change_little,
         Family.test_an_engine_answers_like_the_reference,
     )
 }
-"""Tests of what follows from how layers read and write caches, which the logits of chunks show, too."""
+"""Tests of what follows from the kinds of weights, and from how layers read and write caches, which the logits of
+chunks show, too."""
 
 
 def described(plugin: type[Any], config: Mapping[str, Any], path: str = "/nowhere", **changes: Any) -> Graph:
