@@ -26,12 +26,12 @@ Said = dict[str, tuple[list[int], list[Any]]]
 
 
 def answers(plan: Any, preempted: bool = False) -> Said:
-    """``preempted``: requests must have been."""
+    """``preempted``: requests must have been, which longer answers bring about."""
     engine = build_engine(plan)
     try:
         found, preemptions = Said(), 0
         for again in ("", " again"):
-            preemptions += asked(engine, again, found)
+            preemptions += asked(engine, again, found, 24 if preempted else 12)
             engine.core.check_idle()
         assert bool(preemptions) == preempted
         return found
@@ -39,12 +39,12 @@ def answers(plan: Any, preempted: bool = False) -> Said:
         engine.core.close()
 
 
-def asked(engine: Engine, suffix: str, found: Said) -> int:
+def asked(engine: Engine, suffix: str, found: Said, max_tokens: int) -> int:
     """How often requests were preempted."""
     preemptions = 0
     for i, length in enumerate((5, 21, 37, 12, 77, 40)):
         tokens = tuple(TOKENS[j % 11 + i] for j in range(length))
-        sampling = SamplingParams(max_tokens=24, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
         engine.core.submit(EngineRequest(f"{i}{suffix}", tokens, sampling))
     while engine.core.has_work:
         for out in engine.core.step().outputs:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine import LLM
 from engine.kernels.model import LoweredModel
 
-from .test_tokens import ASKED, COMMON, LAYOUTS, SETS, TOGETHER, outputs
+from .test_tokens import ASKED, COMMON, LAYOUTS, SETS, TEXTS, TOGETHER, outputs
 
 APART = ("parallelism=local", "communicator=shm")
 
@@ -50,7 +50,7 @@ def test_all_ranks_of_a_stage_see_the_same_logits(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LoweredModel, "head", hashed)
     llm = LLM("bundled", overrides=[*COMMON, "drafter=ngram", *TOGETHER, "parallelism.tp=3"])
-    outputs(llm, *ASKED[:2])
+    llm.generate(TEXTS, max_tokens=24, ignore_eos=True, **ASKED[1])
     llm.close()
     first, *others = seen.values()
     assert len(others) == 2 and len(first) > 20 and all(each == first for each in others)

@@ -19,8 +19,13 @@ from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from tests.selection import few
 
 HOPPER_FIRST = [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 89))]
-"""Every kernel compiles for Hopper in every run; for all three in the tests of plain kernels and of one packed format
-each, and for the rest of the product on demand."""
+"""Most kernels compile for Hopper in every run; plain ones and packed ones for the other two in a case or two, and the
+rest of the product on demand."""
+
+
+def only(kept: tuple[Any, ...], *lists: Sequence[Any]) -> list[Any]:
+    """The product of what varies, slow but for one case: of the other tests some keep another architecture."""
+    return [pytest.param(*each, marks=() if each == kept else pytest.mark.slow) for each in product(*lists)]
 
 
 def hopper_or(everywhere: str, names: Sequence[str]) -> list[Any]:
@@ -55,10 +60,11 @@ def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
     assert_fits(compile_op(op, MODELS["8B"], 1, capability))
 
 
-@few(1)
-@pytest.mark.parametrize(("capability", "rows"), [(80, 16), (89, 16), (90, 4)])
-@pytest.mark.parametrize("op", [op for op in OPS if op != "down"])
-def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "sizes"), only(("gate_up", (89, 16)), [op for op in OPS if op != "down"], [(80, 16), (89, 16), (90, 4)])
+)
+def test_few_rows_compile_without_spills(op: str, sizes: tuple[int, int]) -> None:
+    capability, rows = sizes
     assert_fits(compile_op(op, MODELS["1B"], rows, capability))
 
 
@@ -104,9 +110,7 @@ def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wai
     assert "st.global" not in before
 
 
-@few(1)
-@pytest.mark.parametrize(("weights", "capability"), hopper_or("int4", PACKED))
-@pytest.mark.parametrize("rows", [17, 64])
+@pytest.mark.parametrize(("rows", "weights", "capability"), only((64, "int8", 80), (17, 64), PACKED, SMS))
 def test_packed_weights_that_are_read_once_for_many_rows_compile_without_spills(
     rows: int, weights: str, capability: int
 ) -> None:
@@ -248,8 +252,7 @@ def test_the_projection_packs_8_bit_keys_without_spills(capability: int, rows: i
     assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store="fp8"))
 
 
-@few(1)
-@pytest.mark.parametrize(("weights", "capability"), hopper_or("fp8", PACKED))
+@pytest.mark.parametrize(("weights", "capability"), only(("fp8", 89), PACKED, SMS))
 def test_weights_are_written_out_wide_without_spills(weights: str, capability: int) -> None:
     form = FORMATS[weights]
     arguments = {**form.tensors, "out_ptr": "*bf16"}
@@ -305,17 +308,17 @@ def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) 
 
 
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
-def test_some_experts_of_a_token_compile_without_spills(capability: int) -> None:
-    for weights in ("bf16", "fp8"):
-        cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)
-        assert_fits(cost, FEW_WORDS)
+@pytest.mark.parametrize("weights", ["fp8", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_some_experts_of_a_token_compile_without_spills(weights: str, capability: int) -> None:
+    cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)
+    assert_fits(cost, FEW_WORDS)
 
 
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
 @pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
-def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
-    for kernel in (experts.expert_gate, experts.expert_down):
-        assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), FEW_WORDS)
+@pytest.mark.parametrize("kernel", [pytest.param(experts.expert_gate, marks=pytest.mark.slow), experts.expert_down])
+def test_many_rows_of_an_expert_compile_without_spills(kernel: Any, weights: str, capability: int) -> None:
+    assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), FEW_WORDS)
 
 
 ROUTES = {
@@ -350,11 +353,13 @@ def test_experts_are_chosen_without_spills(capability: int, name: str) -> None:
         assert_fits(measure_kernel(kernel, arguments, these, capability, name=title, num_warps=warps))
 
 
+@pytest.mark.parametrize("num_experts", [32, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
-def test_pairs_are_sorted_and_mixed_without_spills(capability: int) -> None:
+def test_pairs_are_sorted_and_mixed_without_spills(capability: int, num_experts: int) -> None:
     numbers = dict.fromkeys(("id_ptr", "order_ptr", "token_ptr", "first_ptr", "count_ptr", "expert_ptr"), "*i64")
     constants = {
-        "NUM_EXPERTS": 128, "TOP_K": 8, "TILE": 16, "PDL": capability >= 90, "BLOCK": 64, "BLOCK_E": 128,
+        "NUM_EXPERTS": num_experts, "TOP_K": 8, "TILE": 16, "PDL": capability >= 90, "BLOCK": 64,
+        "BLOCK_E": num_experts,
     }  # fmt: skip
     arguments = {**numbers, "num_pairs": "i32", "num_tiles": "i32"}
     unaligned = frozenset({"num_pairs", "num_tiles"})

@@ -239,9 +239,9 @@ def test_requests_share_whole_blocks_of_their_prefix_and_nothing_else():
 # The page ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def calibration(tmp_path):
-    file = tmp_path / "calibration.json"
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    file = tmp_path_factory.mktemp("measured") / "calibration.json"
     cost = {"base_ms": 2.0, "per_token_ms": 0.01, "num_samples": 100}
     file.write_text(json.dumps({"schema": "engine-simulation/1", "step_cost": cost, "measured_on": "a test"}))
     return str(file)
@@ -356,7 +356,7 @@ def test_an_override_takes_the_place_of_one_that_sets_the_same():
 # Against a running server --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def brief(calibration):
     """A plan of the bundled model whose steps were measured."""
     from engine.cli.command import parser_of

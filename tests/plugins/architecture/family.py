@@ -50,16 +50,19 @@ class Family(ArchitectureConformance):
     in_steps: ClassVar[tuple[str, ...]]
     is_like_llama: ClassVar[bool] = False
     """Its layers are Llama's but for biases, multipliers and rotations, or those of another family of its file: what an
-    engine answers is left to slow runs."""
+    engine answers is left to slow runs, and so is what comes of prefixes, drafts, neighbours and rounding."""
+    answers_like: ClassVar[type[Any] | None] = None
+    """The plugin of a family of the same kinds of layers, for which an engine answers in every run; for this one it
+    does in slow ones."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "model_name" in metafunc.fixturenames:
             function = metafunc.function.__name__
             names = list(self.models()) if function.endswith("of_the_reference") else self.in_steps
-            quick = names
+            quick, answers = names, Family.test_an_engine_answers_like_the_reference.__name__
             if function == Family.test_greedy_tokens_are_those_of_the_reference.__name__:
-                quick = self.in_steps  # of the others, logits are compared
-            elif function == Family.test_an_engine_answers_like_the_reference.__name__ and self.is_like_llama:
+                quick = self.in_steps[:1]  # of the others, logits are compared
+            if (self.is_like_llama and function in SAME_AS_LLAMA) or (self.answers_like and function == answers):
                 quick = ()
             marked = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
             metafunc.parametrize("model_name", marked)
@@ -91,6 +94,20 @@ class Family(ArchitectureConformance):
         assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)
         assert max(row.rounded) <= self.rounding_error
         assert row.weights_bytes == row.planned_bytes > 0
+
+
+SAME_AS_LLAMA = {
+    test.__name__
+    for test in (
+        Family.test_neighbours_in_a_batch_do_not_change_a_row,
+        Family.test_a_cached_prefix_gives_the_logits_of_a_cold_start,
+        Family.test_rejected_drafts_change_nothing,
+        Family.test_rounded_weights_change_little,
+        Family.test_an_engine_answers_like_the_reference,
+    )
+}
+"""Tests of what follows from the kinds of weights, and from how layers read and write caches, which the logits of
+chunks show, too."""
 
 
 def described(plugin: type[Any], config: Mapping[str, Any], path: str = "/nowhere", **changes: Any) -> Graph:

@@ -61,6 +61,7 @@ class Mixture(Family):
 
 class TestMixtral(Mixture):
     plugin = MixtralArchitecture
+    answers_like = QwenMoeArchitecture
     in_steps = ("mixtral",)
     variants: ClassVar = {
         "mixtral": MIXTRAL,
@@ -91,6 +92,7 @@ class TestQwenMoe(Mixture):
 
 class TestGlmMoe(Mixture):
     plugin = GlmMoeArchitecture
+    answers_like = DeepseekArchitecture
     in_steps = ("glm4_moe",)
     variants: ClassVar = {
         "glm4_moe": GLM | {"use_qk_norm": True, "attention_bias": True},

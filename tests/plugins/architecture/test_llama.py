@@ -30,6 +30,17 @@ QWEN3 = SHAPE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "
 
 
 class TestLlama(ArchitectureConformance):
+    """What the engine computes in steps is compared for :attr:`in_steps`: the others' layers read and write caches as
+    these do."""
+
+    in_steps = ("llama", "mistral", "qwen3")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "model_name" in metafunc.fixturenames:
+            quick = self.in_steps if metafunc.function.__name__ in IN_STEPS else tuple(self.models())
+            names = [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in self.models()]
+            metafunc.parametrize("model_name", names)
+
     def make(self) -> LlamaArchitecture:
         return LlamaArchitecture(SlotConfig())
 
@@ -45,6 +56,16 @@ class TestLlama(ArchitectureConformance):
 
     def reference(self, model: ModelConfig) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
+
+
+IN_STEPS = {
+    test.__name__
+    for test in (
+        ArchitectureConformance.test_neighbours_in_a_batch_do_not_change_a_row,
+        ArchitectureConformance.test_a_cached_prefix_gives_the_logits_of_a_cold_start,
+        ArchitectureConformance.test_rejected_drafts_change_nothing,
+    )
+}
 
 
 def ops(kind: type[T], config: dict[str, Any], **changes: Any) -> list[T]:

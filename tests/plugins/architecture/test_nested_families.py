@@ -115,6 +115,7 @@ class TestGemma(Family):
 
 class TestMinistral(Family):
     plugin = MinistralArchitecture
+    answers_like = GemmaArchitecture
     in_steps = ("ministral3 that sees",)
     kernels = ("reference", "torch", "native")
     variants: ClassVar = {
@@ -131,6 +132,7 @@ class TestMinistral(Family):
 
 class TestQwenVL(Family):
     plugin = QwenVLArchitecture
+    answers_like = GemmaArchitecture
     in_steps = ("qwen3_vl",)
     kernels = ("reference", "torch", "native")
     variants: ClassVar = {

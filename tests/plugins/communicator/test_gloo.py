@@ -27,6 +27,7 @@ class TestInThreads(Gloo):
 
 class TestInProcesses(InProcesses, Gloo):
     sizes = (2,)
+    counts = (1, 1000, 70_001)
     maker = staticmethod(makes.gloo)
 
 

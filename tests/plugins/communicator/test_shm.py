@@ -24,6 +24,7 @@ class TestInThreads(NativeConformance):
 
 class TestInProcesses(InProcesses, NativeConformance):
     sizes = (2, 3)
+    counts = (1, 3, 1000, 70_001)
     maker = staticmethod(makes.shm)
 
 
@@ -93,8 +94,9 @@ def test_groups_that_ranks_see_differently_are_refused() -> None:
     assert suite.run(do_nothing, 2) == [None, None]
 
 
+@pytest.mark.slow
 def test_thousands_of_lines_of_messages_stay_in_order() -> None:
-    """They are numbered alike."""
+    """They are numbered alike. The suites pass a message of that many lines on, too, but once."""
     suite = TestInProcesses()
     for _ in range(3):
         suite.check(pass_on)
@@ -114,5 +116,5 @@ def test_a_program_of_a_closed_communicator_does_nothing() -> None:
 def test_thousands_of_calls_in_a_row_stay_in_step() -> None:
     """More than it takes for the numbers of rounds to begin again at 0, which they do after 1,000."""
     suite = TestInProcesses()
-    assert suite.results(partial(jobs.many_calls, count=3_000), 2) == [2.0, 2.0]
+    assert suite.results(partial(jobs.many_calls, count=1_500), 2) == [2.0, 2.0]
     assert suite.results(partial(jobs.many_calls, count=1_500), 3) == [3.0] * 3

@@ -15,14 +15,14 @@ from tests.selection import few
 @few(1)
 @pytest.mark.parametrize("name", ["ct w4 g32 asym", pytest.param("fp8 block", marks=pytest.mark.slow)])
 def test_experts_one_by_one(name: str, tmp_path: Path) -> None:
-    assert difference(*write_mixture(tmp_path, CASES[name]), "triton") <= LARGEST
+    assert difference(*write_mixture(tmp_path, CASES[name], layers=1), "triton") <= LARGEST
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    assert difference(*test_mxfp4.write(tmp_path), "triton") <= LARGEST
+    assert difference(*test_mxfp4.write(tmp_path, layers=1), "triton") <= LARGEST
 
 
 def test_experts_in_activation_order_are_refused(tmp_path: Path) -> None:
-    quantized, _ = write_mixture(tmp_path, CASES["gptq w4 g16 sym desc_act"])
+    quantized, _ = write_mixture(tmp_path, CASES["gptq w4 g16 sym desc_act"], layers=1)
     with pytest.raises(ValueError, match=r"in activation order.*no tile loader, which execution="):
         loop(quantized, "triton")

@@ -58,7 +58,7 @@ CHUNKS = (20, 23)
 """Where steps end."""
 
 
-def weights(family: str) -> dict[str, Tensor]:
+def weights(family: str, layers: int = LAYERS) -> dict[str, Tensor]:
     """Of one of :data:`CONFIGS`."""
     generator = torch.Generator().manual_seed(0)
 
@@ -67,7 +67,7 @@ def weights(family: str) -> dict[str, Tensor]:
 
     tensors = {name: matrix(96, HIDDEN) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     tensors["model.norm.weight"] = 1.0 + matrix(HIDDEN)
-    for i in range(LAYERS):
+    for i in range(layers):
         name = f"model.layers.{i}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{name}.{norm}.weight"] = 1.0 + matrix(HIDDEN)
@@ -152,13 +152,14 @@ NOT_CONVERTED = {
 """How each format says that gates of experts are left alone; the last two need not."""
 
 
-def write_mixture(folder: Path, case: Case, family: str = "qwen2_moe") -> tuple[Path, Path]:
+def write_mixture(folder: Path, case: Case, family: str = "qwen2_moe", layers: int = LAYERS) -> tuple[Path, Path]:
     key, names = NOT_CONVERTED[case.quantization["quant_method"]]
     quantization = {**case.quantization}
     inner = quantization["quantization"] = {**quantization["quantization"]} if key == "exclude_modules" else {}
     (inner if inner else quantization)[key] = names
     case = replace(case, quantization=quantization, extra={}, left=())
-    return write_case(folder, case, weights(family), CONFIGS[family])
+    config = CONFIGS[family] | {"num_hidden_layers": layers}
+    return write_case(folder, case, weights(family, layers), config)
 
 
 def reader(folder: Path, activations: str = "bf16", **context: Any) -> Quantizer:

@@ -55,9 +55,9 @@ def random_mxfp4(out: int, inputs: int, seed: int) -> tuple[Tensor, Tensor]:
     return blocks, scales
 
 
-def write(folder: Path) -> tuple[Path, Path]:
+def write(folder: Path, layers: int = mixtures.LAYERS) -> tuple[Path, Path]:
     """A checkpoint and its dense copy, in the layout of unquantized ones: inputs before outputs."""
-    dense = mixtures.weights("gpt_oss")
+    dense = mixtures.weights("gpt_oss", layers)
     quantized = dict(dense)
     for seed, name in enumerate(sorted(name for name in dense if name.endswith("_proj") and "experts" in name)):
         inputs, out = dense[name].shape[1:]
@@ -67,7 +67,7 @@ def write(folder: Path) -> tuple[Path, Path]:
         quantized |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     for kind, tensors, more in (("quantized", quantized, {"quantization_config": CONFIG}), ("dense", dense, {})):
         (folder / kind).mkdir()
-        (folder / kind / "config.json").write_text(json.dumps(GPT_OSS | more))
+        (folder / kind / "config.json").write_text(json.dumps(GPT_OSS | {"num_hidden_layers": layers} | more))
         save_file(tensors, folder / kind / "model.safetensors")
     return folder / "quantized", folder / "dense"
 
