@@ -73,7 +73,7 @@ def test_a_short_key_that_is_misspelt_gets_what_was_meant() -> None:
     [
         ("gateway.providers.p.ulr=https://h/v1", "no such key 'ulr' in 'gateway.providers.p'; did you mean 'url'?"),
         ("gateway.providers={p: {key_evn: K}}", "no such key 'key_evn' in 'gateway.providers.p'"),
-        ("gateway.providers={a.b: {url: 'https://h/v1'}}", "no such key 'b' in 'gateway.providers.a'"),
+        ("gateway.providers={a.b: {url: 'https://h/v1'}}", "'a.b': expected a name without a dot"),
         ("gateway.providers={p: {models: [x]}}", "gateway.providers.p.models=['x']: "),
         ("gateway.providers={p: {models: [x]}}", "expected dict[str, str]"),
         ("gateway.providers={p: {input_price: cheap}}", "gateway.providers.p.input_price=cheap: "),
@@ -199,7 +199,7 @@ def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.
     ("words", "said"),
     [
         (["gateway.providers.p.imput_price=2"], "no such key 'imput_price' in 'gateway.providers.p'; did you mean"),
-        (["gateway.providers.a.b={url:'https://h/v1'}"], "no such key 'b' in 'gateway.providers.a'"),
+        (["gateway.providers.a.b={url:'https://h/v1'}"], "'a.b': expected a name without a dot"),
         (["gateway.providers={a.b:{url:'https://h/v1'}}"], "gateway.providers: 'a.b': expected a name without a dot"),
         (["gateway.models.gpt-4.1=[a]"], "write gateway.models={gpt-4.1: ...}"),
         (["gateway.providers.p.models.gpt-4.1=a"], "write gateway.providers.p.models={gpt-4.1: ...}"),
@@ -211,7 +211,7 @@ def test_a_name_or_key_that_cannot_be_is_refused_with_what_can(words: list[str],
     assert said in problems(A, *words)
 
 
-def test_names_of_models_may_have_dots() -> None:
+def test_names_here_and_models_there_may_have_dots() -> None:
     provider = P.format("url:'https://h/v1',models:{m-4.1:their/m-4.1}")
     settings = gateway_parts([A, provider, "gateway.models={m-4:[m-4.1,other-2.5]}"]).settings.gateway
     assert settings.providers["p"].models == {"m-4.1": "their/m-4.1"}
