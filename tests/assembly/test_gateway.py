@@ -223,6 +223,24 @@ def test_a_name_stands_for_at_least_one_model_each_once(models: str) -> None:
     assert "gateway.models.auto" in problems(A, f"gateway.models={models}")
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\r\nX-Target: b", "\x00", " a"])
+def test_names_can_be_sent_in_headers(name: str) -> None:
+    for given in (
+        {"models": {name: ["a"]}},
+        {"models": {"a": [name]}},
+        {"providers": {name: ProviderSettings("https://p/v1", {"a": "b"})}},
+        {"providers": {"p": ProviderSettings("https://p/v1", {name: "b"})}},
+        {"providers": {"p": ProviderSettings("https://p/v1", {"a": name})}},
+    ):
+        with pytest.raises(ValueError, match=r"gateway\.\S+: .* is no name"):
+            GatewaySettings(["http://h:1"], **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "61", "nan", "inf"])
+def test_patience_has_an_end(seconds: str) -> None:
+    assert f"gateway.patience_s={float(seconds)}" in problems(A, f"gateway.patience_s={seconds}")
+
+
 def test_a_provider_is_not_named_like_a_target() -> None:
     with pytest.raises(ValueError, match="name it otherwise"):
         GatewaySettings(["http://h:1"], providers={"h:1": ProviderSettings("https://p/v1", {"a": "b"})})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -394,9 +394,18 @@ class ProviderSettings:
     """As ``gateway.first_byte_s``, for this provider."""
 
 
+def _check_names(key: str, names: Iterable[str]) -> None:
+    """They are sent in headers."""
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not name:
+            raise ValueError(f"{key}: {name!r} is no name; expected printable characters, no space at the ends")
+
+
 def _check_provider(key: str, provider: ProviderSettings) -> None:
     if not _is_target(provider.url):
         raise ValueError(f"{key}.url: {provider.url!r} is no URL like https://HOST/v1")
+    _check_names("gateway.providers", (key.removeprefix("gateway.providers."),))
+    _check_names(f"{key}.models", (*provider.models, *provider.models.values()))
     if not provider.models:
         raise ValueError(f"{key}.models is empty; say which it has: {{NAME HERE: NAME THERE}}")
     for name in ("input_price", "output_price", "overflow_ms"):
@@ -441,12 +450,13 @@ class GatewaySettings:
             raise ValueError(f"gateway.targets: {len(self.targets)} URLs of {len(names)} servers; name each one once")
         for name in ("connect_s", "first_byte_s", "silence_s", "total_s", "probe_s"):
             at_least(f"gateway.{name}", getattr(self, name), 0.1)
-        at_least("gateway.patience_s", self.patience_s, 0.0)
+        between("gateway.patience_s", self.patience_s, 0.0, 60.0)
         if both := names & {*self.providers}:
             raise ValueError(f"gateway.providers.{min(both)} is the name of a target, too; name it otherwise")
         for name, provider in self.providers.items():
             _check_provider(f"gateway.providers.{name}", provider)
         for name, models in self.models.items():
+            _check_names("gateway.models", (name, *models))
             if not models or len({*models}) < len(models):
                 raise ValueError(f"gateway.models.{name}: {models}: expected at least one model, each once")
 

@@ -52,18 +52,22 @@ NO_SHAPE: tuple[Any, ...] = (None, [], {}, "none", "auto", {"type": "text"}, {"f
 MEDIA = ("image_url", "image", "input_image", "input_audio", "audio", "input_file", "file", "document", "video_url")
 """Types of content that is no text."""
 CONVERSATION = ("messages", "input")
-MOST_READ_BYTES = 1024 * 1024
+MOST_READ_BYTES = 512 * 1024
 """A longer prompt goes to the last model unread: reading it would keep others waiting."""
 MOST_BEGINNING_BYTES = 128 * 1024
 """So does one with a longer beginning: of JSON that is all brackets, a megabyte takes a fifth of a second."""
 MOST_TURNS = 1000
 """Of a beginning."""
 
-_turns = msgspec.json.Decoder(list[msgspec.Raw])
+
+class _Turn(msgspec.Struct, gc=False):
+    """As it was written."""
+
+    role: msgspec.Raw = msgspec.Raw(b"null")
+    content: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Turn(msgspec.Struct):
-    role: Any = None
+_turns = msgspec.json.Decoder(list[_Turn])
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,13 @@ def beginning(prompt: Mapping[str, bytes]) -> list[str]:
 
 
 def first_turns(data: bytes) -> list[bytes]:
-    """Up to and with the first one of the user; ``data`` itself where that is no list."""
+    """What turns say, up to and with the first one of the user; ``data`` itself where that is no list of turns."""
     try:
-        turns = [bytes(turn) for turn in _turns.decode(data)[:MOST_TURNS]]
+        turns = _turns.decode(data)[:MOST_TURNS]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [data]
-    ends = (count for count, turn in enumerate(turns, 1) if _role(turn) == "user")
-    return turns[: next(ends, len(turns))]
+    ends = (count for count, turn in enumerate(turns, 1) if bytes(turn.role) == b'"user"')
+    return [bytes(turn.content) for turn in turns[: next(ends, len(turns))]]
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -150,13 +154,6 @@ def _decoded(data: bytes) -> Any:
     """``None`` for what nobody can read: the server that gets it says so."""
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _role(turn: bytes) -> object:
-    try:
-        return msgspec.json.decode(turn, type=_Turn).role
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

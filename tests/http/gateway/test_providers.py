@@ -89,6 +89,32 @@ async def test_a_model_that_fails_twice_gives_way_to_the_next(stream: bool) -> N
 
 
 @in_loop
+async def test_a_model_that_is_slow_to_fail_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.http.gateway.passing.QUICK_S", 0.05)
+
+    async def slow(exchange: Exchange) -> None:
+        await asyncio.sleep(0.1)
+        await exchange.refuse(504, "some_code")
+
+    small, large = Backend("s", [slow], models=("small",)), Backend("l", models=("large",))
+    async with before(small, large, models={"small": ["small", "large"]}) as client:
+        assert (await client.ask(model="small")).words == large.words and len(small.asked) == 1
+
+
+@in_loop
+async def test_a_client_that_leaves_while_a_second_try_is_waited_for_is_not_asked_for_again() -> None:
+    exporter, small = MemoryExporter(), Backend("s", then=refusing(429, "Retry-After: 1"), models=("small",))
+    large = Backend("l", models=("large",))
+    async with before(small, large, models={"small": ["small", "large"]}, exporters=[exporter]) as client:
+        asking = asyncio.create_task(client.ask(model="small"))
+        await until(lambda: len(small.asked) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: len(exporter.events) == 1)
+        assert exporter.events[0].status == 499 and not large.asked and len(small.asked) == 1
+
+
+@in_loop
 async def test_a_model_that_fails_once_answers_itself() -> None:
     small, large = Backend("s", [refusing(500)], models=("small",)), Backend("l", models=("large",))
     async with before(small, large, models={"small": ["small", "large"]}) as client:

@@ -158,11 +158,11 @@ def test_only_the_beginning_is_read() -> None:
     brackets = b"[" + b"[]," * (MOST_BEGINNING_BYTES // 3) + b"[]]"
     user = b'{"role": "user", "content": "hi"}'
     late = b'{"role": "user", "content": ' + brackets + b"}"
-    assert sorted(beginning({"messages": b"[" + user + b", " + late + b"]"})) == ["hi", "user"]
+    assert beginning({"messages": b"[" + user + b", " + late + b"]"}) == ["hi"]
     for prompt in ({"messages": b"[" + late + b"]"}, {"prompt": brackets}, {"tools": brackets, "messages": b"[]"}):
         raw = ModelRequest("r", "chat", "auto", prompt, {})
         assert beginning(prompt) == [] and make().choose(raw, TWO)[0] == "large"
-    turns = [{"role": "x"}] * MOST_TURNS
+    turns = [{"role": "system", "content": "x"}] * MOST_TURNS
     assert beginning({"messages": json.dumps([*turns, HI]).encode()}) == ["x"] * MOST_TURNS
 
 

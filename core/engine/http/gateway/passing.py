@@ -43,6 +43,8 @@ from engine.service.timings import Arrival
 WAIT_S = 15.0
 """How long a request that has begun nowhere waits for a target that comes back."""
 POLL_S = 0.05
+QUICK_S = 5.0
+"""A target that took longer to fail is not tried once more before another model."""
 MOST_BREAKS = 2
 """A request under which so many targets broke off fails: it may be what they died of."""
 MOST_ANSWER_BYTES = 256 * 1024 * 1024
@@ -333,7 +335,8 @@ class Passing:
             attempt.target.breaker.failed()
         if attempt.target.provider is not None and wait_s:  # of an own one, 429 may be about one client alone
             attempt.target.rest(wait_s)
-        if reply.status != 429 or wait_s is not None:
+        is_quick = self._clock() - self._last_s <= QUICK_S
+        if is_quick and (reply.status != 429 or wait_s is not None):
             self._order.failed(attempt, wait_s or 0.0)
 
     async def _streamed(self, reply: aiohttp.ClientResponse, attempt: Attempt, share: Share) -> web.StreamResponse:
