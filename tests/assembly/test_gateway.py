@@ -199,7 +199,7 @@ def test_a_key_that_no_header_can_have_is_refused(key: str, monkeypatch: pytest.
     ("words", "said"),
     [
         (["gateway.providers.p.imput_price=2"], "no such key 'imput_price' in 'gateway.providers.p'; did you mean"),
-        (["gateway.providers.a.b={url:'https://h/v1'}"], "'a.b': expected a name without a dot"),
+        (["gateway.providers.a.b={url:'https://h/v1'}"], "no such key 'b' in 'gateway.providers.a'"),
         (["gateway.providers={a.b:{url:'https://h/v1'}}"], "gateway.providers: 'a.b': expected a name without a dot"),
         (["gateway.models.gpt-4.1=[a]"], "write gateway.models={gpt-4.1: ...}"),
         (["gateway.providers.p.models.gpt-4.1=a"], "write gateway.providers.p.models={gpt-4.1: ...}"),
