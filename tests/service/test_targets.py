@@ -93,6 +93,10 @@ def test_an_url_may_end_as_clients_base_urls_do(url: str) -> None:
     assert (target.url, target.id) == ("http://h:1", "h:1")
 
 
+def test_a_key_is_not_shown() -> None:
+    assert "sesame" not in repr(Target.at("http://h:1", "sesame"))
+
+
 def test_a_target_takes_requests_while_it_is_ready_and_neither_drained_nor_failing() -> None:
     target = Target.at("http://h:1")
     assert target.why_not == "not asked yet"

@@ -437,7 +437,7 @@ class GatewaySettings:
     """How long a request may take in all."""
     patience_s: float = 2.0
     """A model is left for another one only after its last target was tried twice. It is waited for as its
-    ``Retry-After`` asks, where that is no longer than this."""
+    ``Retry-After`` asks, where that is no longer than this: at most 60."""
     probe_s: float = 1.0
     """How often each target is asked whether it is ready, and how long it may take to say so."""
 

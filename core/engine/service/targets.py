@@ -70,7 +70,7 @@ class Target:
     """The base URL, without a slash at the end."""
     id: str
     """``HOST:PORT``, or a provider's name."""
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     """Its API key."""
     provider: ProviderSettings | None = None
     """``None``: an own one, which is probed."""

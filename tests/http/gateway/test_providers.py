@@ -393,6 +393,18 @@ async def test_a_200_with_an_error_is_left_for_another(stream: bool) -> None:
         assert await client.counted(REQUESTS) == {"p": {"502": 1}}
 
 
+@pytest.mark.parametrize("status", [101, 204, 206, 302, 304, 600, 999])
+@in_loop
+async def test_a_status_that_is_neither_an_answer_nor_an_error_is_left_for_another(status: int) -> None:
+    async def odd(exchange: Exchange) -> None:
+        await exchange.head(status, "Location: /engine/fleet/drain?engine=q", "Content-Length: 0")
+
+    p, q = Backend("p", then=odd), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        outcome = await client.ask()
+        assert (outcome.words, len(p.asked), client.gateway.state.targets["q"].draining) == (q.words, 1, False)
+
+
 @in_loop
 async def test_a_coded_answer_that_nobody_asked_for_is_none() -> None:
     async def coded(exchange: Exchange) -> None:

@@ -298,7 +298,7 @@ class Passing:
             if reply.status in (401, 402, 403):
                 target.breaker.failed()
                 raise Elsewhere(failures.refused_key(target, reply.status))
-            if reply.status != 200 and reply.status < 400:
+            if reply.status != 200 and not 400 <= reply.status < 600:
                 raise NoAnswer(f"status {reply.status}")
             coding = reply.headers.get("Content-Encoding", "identity")
             if stream and reply.status == 200:
