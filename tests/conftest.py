@@ -71,17 +71,17 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "drafting/test_engine.py", "architecture/test_dense_families.py", "communicator/test_shm.py",
-    "drafter/test_on_device.py", "attention_kernel/test_triton.py", "kernels/triton/test_aot.py",
-    "http/test_end_to_end.py", "lab/plan/test_plan.py", "loop/test_clients.py", "laws/test_kv_groups.py",
-    "attention_kernel/test_triton_aot.py", "attention_kernel/test_cpu.py", "ranks/test_joining.py",
-    "step/test_draft_graphs.py", "ranks/test_deaths.py", "architecture/test_nested_families.py",
-    "laws/test_constrained.py", "cli/test_new_plugins.py", "architecture/test_families_with_experts.py",
-    "cli/test_plugins.py", "laws/test_bundled_swaps.py", "eval/test_main.py", "architecture/test_gemma4.py",
-    "laws/test_exact_swaps.py", "laws/test_inside_a_draft.py", "simulation/test_run.py", "communicator/test_gloo.py",
-    "kernels/cpu/test_captured_drafts.py", "laws/test_drafted_sampling.py", "ranks/test_shared_tokens.py",
-    "startup/test_memory.py", "laws/test_ranks.py", "assembly/test_negotiation.py", "tools/test_quantize.py",
-    "assembly/test_compose.py", "constraint/test_llguidance.py",
+    "drafting/test_engine.py", "communicator/test_shm.py", "plan/test_plan.py", "drafter/test_on_device.py",
+    "step/test_draft_graphs.py", "laws/test_bundled_swaps.py", "attention_kernel/test_triton_aot.py",
+    "triton/test_aot.py", "laws/test_exact_swaps.py", "loop/test_clients.py", "attention_kernel/test_triton.py",
+    "cli/test_new_plugins.py", "assembly/test_compose.py", "cli/test_plugins.py", "laws/test_constrained.py",
+    "startup/test_memory.py", "http/test_end_to_end.py", "laws/test_kv_groups.py", "ranks/test_joining.py",
+    "architecture/test_dense_families.py", "ranks/test_processes.py", "tools/test_clients.py", "eval/test_main.py",
+    "ranks/test_deaths.py", "communicator/test_gloo.py", "architecture/test_families_with_experts.py",
+    "tools/test_gpu_check.py", "checkpoint/test_hostile.py", "tests/test_architecture_rules.py",
+    "laws/test_inside_a_draft.py", "architecture/test_gemma4.py", "assembly/test_negotiation.py",
+    "architecture/test_nested_families.py", "laws/test_drafted_sampling.py",
+    "checkpoint/test_checkpoint_conformance.py", "attention_kernel/test_cpu.py",
 )  # fmt: skip
 """Files that take longest, in that order. The first runs all short files of interpreted tests: it is the first of them
 to be collected."""
