@@ -224,18 +224,18 @@ class Targets(dict[str, Target]):
         """Those of all targets, by name, and the names that stand for some of them."""
         found: dict[str, Mapping[str, Any]] = {}
         for target in self.values():  # own ones first: a provider's entry says less
-            found = {**found, **{name: model for name, model in target.models.items() if name not in found}}
+            for name, model in target.models.items():
+                found.setdefault(name, model)
         alias = {"object": "model", "owned_by": "gateway"}
         return found | {name: {"id": name, **alias} for name in self.names if name not in found}
 
     def serving(self, model: str | None) -> tuple[str, list[str]]:
         """The name of a model as it is known here, and the models that it stands for, in order. ``None``: that of the
         first target. A tag ``:latest``, which clients of Ollama add, is not part of a name. None: nobody has it."""
-        known = self.models
         if model is None:
-            model = next(iter(known), "")
+            model = next(iter(self.models), "")
         for name in (model, model.removesuffix(":latest")):
-            if name in known:
+            if name in self.names or self.having(name):
                 return name, [one for one in self.names.get(name, [name]) if self.having(one)]
         return model, []
 
