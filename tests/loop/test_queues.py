@@ -3,9 +3,9 @@ from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 
 
-def sequence(name, arrival, priority=0, client="", group=""):
-    request = EngineRequest(name, (1,), priority=priority, client=client, group=group)
-    return Sequence(request, arrival, 0, frozenset(), 9, 0.0, [1])
+def sequence(name, arrival, priority=0, client="", group="", prompt=1):
+    request = EngineRequest(name, (1,) * prompt, priority=priority, client=client, group=group)
+    return Sequence(request, arrival, 0, frozenset(), 9, 0.0, [1] * prompt)
 
 
 def names(sequences):
@@ -50,6 +50,30 @@ def test_clients_that_wait_take_turns_however_many_sequences_each_of_them_sent()
     for arrival in range(6, 8):
         queues.add(sequence(f"few{arrival - 6}", arrival, client="few"))
     assert names(queues.waiting) == ["few0", "many1", "few1", "many2", "many3", "many4", "many5"]
+
+
+def test_clients_share_tokens_not_requests():
+    """One sends prompts four times as long: of it comes one for four of the other."""
+    queues = Queues(8)
+    for arrival in range(3):
+        queues.add(sequence(f"long{arrival}", arrival, client="long", prompt=40))
+    for arrival in range(3, 11):
+        queues.add(sequence(f"short{arrival - 3}", arrival, client="short", prompt=10))
+    assert names(queues.waiting)[:7] == ["long0", "short0", "short1", "short2", "short3", "long1", "short4"]
+
+
+def test_what_was_generated_counts_for_the_next_turn():
+    queues = Queues(8)
+    queues.add(sequence("keeps a place", 0, client="much"))
+    for arrival, (client, outputs) in enumerate((("much", 50), ("little", 1)), start=1):
+        queues.add(ended := sequence(client, arrival, client=client, prompt=10))
+        queues.start(ended)
+        ended.tokens += [2] * outputs
+        queues.add(sequence(f"{client} waits", 10 + arrival, client=client))
+        queues.finish(ended)
+    for arrival, client in enumerate(("much", "little"), start=20):
+        queues.add(sequence(f"{client} again", arrival, client=client))
+    assert names(queues.waiting).index("little again") < names(queues.waiting).index("much again")
 
 
 def test_a_client_that_comes_back_has_saved_up_no_turns_and_owes_none():

@@ -21,6 +21,7 @@ from engine.contracts.config import (
     ParallelismConfig,
     ServerSettings,
     Settings,
+    SloSettings,
     SlotConfig,
 )
 from engine.contracts.events import Event
@@ -132,8 +133,8 @@ def choice(slot: str, config: SlotConfig) -> SlotChoice:
     return SlotChoice(slot, "one", "", class_path(type(config)), asdict(config), "", "")
 
 
-def make_plan(**server: Any) -> EnginePlan:
-    settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}))
+def make_plan(slo: SloSettings | None = None, **server: Any) -> EnginePlan:
+    settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}), slo=slo or SloSettings())
     tiny = build_context(max_len=MAX_LEN).model
     model = replace(tiny, path="unused", name=MODEL, vocab_size=VOCAB, eos_token_ids=(END,))
     return EnginePlan(

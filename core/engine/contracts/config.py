@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 64
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
+_CLASS = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 _TARGET = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/\-]*)?")
 """Of a server: keys do not belong into URLs."""
 
@@ -359,6 +360,49 @@ class FleetSettings:
         between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
 
 
+@dataclass(frozen=True)
+class SloClass:
+    """A class of requests by what its clients are promised (a service level objective)."""
+
+    ttft_ms: float = 0.0
+    """The first token should come so long after the request: what waits is served in the order of these due times."""
+    itl_ms: float = 0.0
+    """While one of its requests decodes, steps should take no longer than this; 0: ``scheduler.itl_target_ms``."""
+    refuse_late: bool = False
+    """A request whose first token is expected too late is answered 429 at once."""
+    cancel_late: bool = False
+    """A request is ended once its first token is late."""
+
+
+@dataclass(frozen=True)
+class SloSettings:
+    """Classes of requests, see `Classes` in ``docs/serving.md``."""
+
+    classes: dict[str, SloClass] = field(default_factory=dict)
+    """By name. Keys say which of them their holders may use (``server.keys``); requests ask with the header
+    ``X-SLO-Class``."""
+    default: str = ""
+    """The class of requests that ask for none; empty: that with the longest ``ttft_ms``."""
+    late_s: float = 10.0
+    """How long a request that is late already makes way for those that can still be in time."""
+
+    def __post_init__(self) -> None:
+        for name, one in self.classes.items():
+            if not _CLASS.fullmatch(name):
+                raise ValueError(f"slo.classes: {name!r} is no name; expected letters, digits, '-' and '_', at most 64")
+            at_least(f"slo.classes.{name}.ttft_ms", one.ttft_ms, 1)
+            at_least(f"slo.classes.{name}.itl_ms", one.itl_ms, 0)
+        if self.default and self.default not in self.classes:
+            names = ", ".join(self.classes) or "none"
+            raise ValueError(f"slo.default={self.default}: expected one of slo.classes ({names})")
+        at_least("slo.late_s", self.late_s, 0)
+
+    @property
+    def usual(self) -> str:
+        """The class of a request that asks for none; empty: there are no classes."""
+        return self.default or max(self.classes, key=lambda name: self.classes[name].ttft_ms, default="")
+
+
 def _is_target(url: str) -> bool:
     try:
         return _TARGET.fullmatch(url) is not None and urlsplit(url).port != 0
@@ -493,6 +537,7 @@ class Settings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    slo: SloSettings = field(default_factory=SloSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 

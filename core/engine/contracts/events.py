@@ -201,6 +201,12 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     attempts: int = 1
     """Engines that were sent the sequence, until ``engine`` began with it: what it spent at those before is part of
     ``route_ms``."""
+    slo_class: str = ""
+    """Its class of ``slo.classes``; empty: there are none."""
+    ttft_target_ms: float = 0.0
+    """That of its class."""
+    expected_ttft_ms: float = 0.0
+    """What ``ttft_ms`` was expected to be when the sequence was sent to ``engine``; 0: too little was known."""
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
@@ -239,6 +245,8 @@ class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
     status: int
     reason: str
     engine: str = DEFAULT_ENGINE
+    slo_class: str = ""
+    """The class that it was of, where that was known."""
 
 
 class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):

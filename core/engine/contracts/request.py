@@ -76,6 +76,11 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who sent it: clients that wait take turns."""
     group: str = ""
     """The API request it belongs to, if that has several sequences: no group holds all rows."""
+    ttft_ms: float = 0.0
+    """Its first token should come so long after its arrival at the engine; 0: there is no such target. Either all
+    requests of an engine have one, or none has."""
+    itl_ms: float = 0.0
+    """While it decodes, steps should take no longer than this; 0: ``scheduler.itl_target_ms``."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -56,7 +56,15 @@ class RequestView:
     num_draft_tokens: int
     """Draft tokens the core wants verified on top of this request's last token if it decodes now (may be 0)."""
     start_tag: int = 0
-    """Of start-time fair queuing between clients: smaller runs earlier among equal priorities."""
+    """Of start-time fair queuing between clients: smaller runs earlier among equal priorities and due times."""
+    due_s: float = 0.0
+    """When its first token is due, on the engine's clock: smaller runs earlier among equal priorities. 0: no request
+    has a target (see :mod:`engine.loop.due_times`)."""
+
+    @property
+    def order(self) -> tuple[int, float, int, int]:
+        """Sort key: smaller is more important."""
+        return (self.priority, self.due_s, self.start_tag, self.arrival)
 
     @property
     def remaining(self) -> int:
@@ -66,7 +74,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything a scheduler may look at. Requests are ordered by (priority, start_tag, arrival)."""
+    """Everything a scheduler may look at. Requests are sorted by :attr:`RequestView.order`."""
 
     running: tuple[RequestView, ...]
     """Requests that hold a row and have at least one token to compute."""
@@ -81,7 +89,8 @@ class SchedulerView:
     token_budget: int
     """``scheduler.token_budget``: most tokens in one step, draft tokens included."""
     itl_target_ms: float
-    """``scheduler.itl_target_ms``: a step with decoding requests in it should take no longer than this. 0: none."""
+    """A step with decoding requests in it should take no longer than this: the least target of those that decode, or
+    ``scheduler.itl_target_ms``. 0: none."""
     step_cost: StepCost
     blocks_needed: Callable[[str, int], Blocks]
     """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed. More than the token

@@ -64,6 +64,9 @@ PROMPT_TOKENS = Metric("counter", "engine_prompt_tokens_total", "tokens", "Promp
 GENERATION_TOKENS = Metric("counter", "engine_generation_tokens_total", "tokens", "Output tokens of ended sequences.")
 STEP_TOKENS = Metric("counter", "engine_step_tokens_total", "tokens", "Tokens computed in steps.", "kind")
 REJECTED = Metric("counter", "engine_rejected_total", "requests", "Requests refused before the engine.", "status")
+SLO_MET = Metric("counter", "engine_slo_met_total", "sequences", "First token in time for its class.", "class")
+SLO_MISSED = Metric("counter", "engine_slo_missed_total", "sequences", "First token late, or none.", "class")
+SLO_REFUSED = Metric("counter", "engine_slo_refused_total", "requests", "Requests of the class answered 429.", "class")
 DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
 """All metrics, in the order of pages and documentation."""

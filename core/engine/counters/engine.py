@@ -29,8 +29,9 @@ class EngineCounters:
     """One engine's counts of all metrics of :mod:`engine.counters.declared`. Fed and read by one thread, that of the
     event bus."""
 
-    def __init__(self, max_draft_tokens: int, engine: str = DEFAULT_ENGINE) -> None:
-        """``max_draft_tokens``: drafts of one request in one step that there are counters for. ``engine``: its id."""
+    def __init__(self, max_draft_tokens: int, engine: str = DEFAULT_ENGINE, classes: Sequence[str] = ()) -> None:
+        """``max_draft_tokens``: drafts of one request in one step that there are counters for. ``engine``: its id.
+        ``classes``: those of requests."""
         self._engine, self._metrics = engine, Metrics()
         positions = [str(1 + at) for at in range(max_draft_tokens)]
         labels: dict[str, Sequence[str]] = {
@@ -40,6 +41,7 @@ class EngineCounters:
             declared.REQUESTS.name: FINISH_REASONS,
             declared.STEP_TOKENS.name: ("prefill", "decode"),
             declared.REJECTED.name: STATUSES,
+            **{metric.name: classes for metric in (declared.SLO_MET, declared.SLO_MISSED, declared.SLO_REFUSED)},
         }
         self._histograms: dict[str, Histogram] = {}
         self._scalars: dict[str, Scalar] = {}
@@ -70,6 +72,8 @@ class EngineCounters:
                 case RejectedEvent():
                     status = str(event.status)
                     self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
+                    if event.slo_class and event.status == 429:
+                        self._add(declared.SLO_REFUSED, 1, event.slo_class)
                 case DroppedEvent():
                     self._add(declared.DROPPED_EVENTS, event.num_events)
 
@@ -100,6 +104,8 @@ class EngineCounters:
 
     def _on_request(self, event: RequestEvent) -> None:
         self._add(declared.REQUESTS, 1, event.finish_reason)
+        if event.slo_class:
+            self._on_class(event)
         self._add(declared.PROMPT_TOKENS, event.prompt_tokens)
         self._add(declared.GENERATION_TOKENS, event.output_tokens)
         # Of every ended sequence: leaving out those that gave up waiting would hide the worst waits.
@@ -115,6 +121,13 @@ class EngineCounters:
         self._observe_ms(declared.DECODE, event.decode_ms)
         if event.output_tokens > 1:
             self._observe_ms(declared.TPOT, event.tpot_ms)
+
+    def _on_class(self, event: RequestEvent) -> None:
+        """A client that went away before its first token was due has not been let down."""
+        if 0.0 < event.ttft_ms <= event.ttft_target_ms:
+            self._add(declared.SLO_MET, 1, event.slo_class)
+        elif event.ttft_ms or event.finish_reason != "abort" or event.e2e_ms >= event.ttft_target_ms:
+            self._add(declared.SLO_MISSED, 1, event.slo_class)
 
     def _observe_ms(self, metric: Metric, milliseconds: float) -> None:
         self._histograms[metric.name].observe(milliseconds / 1e3)

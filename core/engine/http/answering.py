@@ -16,7 +16,7 @@ from engine.http import conversations, proxy
 from engine.http.conversations import Storing
 from engine.http.endpoints import Endpoint
 from engine.http.format import Format
-from engine.http.incoming import arrival_of, caller_of, client_of, entered, state_of
+from engine.http.incoming import arrival_of, caller_of, client_of, entered, promise_of, state_of
 from engine.http.progress import PrefillProgress
 from engine.http.sse import EventStream
 from engine.service.admission import Flight
@@ -38,7 +38,8 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
     received_s = time.monotonic()
     state = state_of(http)
     engine = state.engine
-    state.admission.gate(client_of(http))
+    promised = promise_of(http)
+    state.admission.gate(client_of(http), promised.name if promised is not None else "")
     async with state.bodies.read(http) as body:
         parsed, storing = await conversations.read(endpoint.request, http, body)
         parsed_s = time.monotonic()
@@ -51,7 +52,7 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             prompts = await endpoint.prompts(engine, client, parsed)
             shape = await checked_shape(engine, options)
             arrival, caller = arrival_of(http, received_s, parsed_s), caller_of(http)
-            job = make_job(engine, options, prompts, client, arrival, shape, caller)
+            job = make_job(engine, options, prompts, client, arrival, shape, caller, promised)
             route = state.dispatcher.place(job.api)
             if isinstance(route, ToUrl):
                 data = endpoint.passed_on(body.data)

@@ -83,7 +83,8 @@ def build_app(
     bus = EventBus([Recorder(partial(count_for, engines)), *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
-        keys=None if settings.keys is None else Keys(settings.keys),
+        slo=plan.settings.slo,
+        keys=None if settings.keys is None else Keys(settings.keys, plan.settings.slo.classes),
         engines=engines,
         fleet=Fleet(engines, settings.drain_s),
         dispatcher=Dispatcher(Placing(router), engines, bus),

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager
 
 from aiohttp import web
 
-from engine.http.state import CALLER, LISTENER, STATE, TRACE, ListenerState, ServerState
+from engine.http.state import CALLER, LISTENER, SLO_CLASS, STATE, TRACE, ListenerState, ServerState
 from engine.service.addresses import network_of
 from engine.service.admission import Flight
 from engine.service.keys import Caller
+from engine.service.promises import HEADER as SLO_HEADER
+from engine.service.promises import Promise, promise
 from engine.service.response_store import Tenant
 from engine.service.timings import Arrival
 from engine.service.trace_context import trace_context
@@ -38,11 +40,19 @@ def client_of(http: web.Request, user: str | None = None) -> str:
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
 
 
+def promise_of(http: web.Request) -> Promise | None:
+    """The class of a request, by its key and its header. Raises :class:`ApiError` ``invalid``."""
+    promised = promise(state_of(http).slo, caller_of(http), http.headers.get(SLO_HEADER))
+    if promised is not None:
+        http[SLO_CLASS] = promised.name
+    return promised
+
+
 def entered(http: web.Request, user: str | None, sequences: int) -> AbstractContextManager[Flight]:
-    """As :meth:`engine.service.admission.Admission.enter`, with the limit of the request's key."""
+    """As :meth:`engine.service.admission.Admission.enter`, with the limit of the request's key and in its class."""
     caller = caller_of(http)
     most = None if caller is None else caller.max_sequences
-    return listener_of(http).admission.enter(client_of(http, user), sequences, most)
+    return listener_of(http).admission.enter(client_of(http, user), sequences, most, http.get(SLO_CLASS, ""))
 
 
 def tenant_of(http: web.Request, user: str | None, cache_salt: str | None) -> Tenant:

@@ -20,7 +20,7 @@ from engine.http.compression import compressed
 from engine.http.connections import Connection
 from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
-from engine.http.state import CALLER, LISTENER, TRACE
+from engine.http.state import CALLER, LISTENER, SLO_CLASS, TRACE
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
 from engine.service.keys import Keys
@@ -70,7 +70,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except ApiError as error:
         if _route(request) in endpoints.PATHS and _is_refusal(error):
             state, code = request.app[LISTENER], error.code or "invalid_request"
-            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.refuser),))
+            slo_class = request.get(SLO_CLASS, "")
+            state.bus.publish((RejectedEvent(time.monotonic(), status_of(error), code, state.refuser, slo_class),))
         return error_response(error, body)
     except web.HTTPException as error:
         return http_error_response(error, request.method, body)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from aiohttp import ClientSession, web
 
-from engine.contracts.config import ServerSettings
+from engine.contracts.config import ServerSettings, SloSettings
 from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.exporter import Exporter
 from engine.http.bodies import Bodies, Body
@@ -71,6 +71,7 @@ class ListenerState:
 class ServerState(ListenerState):
     """Of engines' server."""
 
+    slo: SloSettings
     engines: Mapping[str, EngineHandle]
     """The server's engines, by id."""
     fleet: Fleet
@@ -131,4 +132,6 @@ STATE: web.AppKey[ServerState] = web.AppKey("state", ServerState)
 """The same, of an application with engines."""
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 """Whose key a request has; absent where no keys are told apart."""
+SLO_CLASS: web.RequestKey[str] = web.RequestKey("slo_class", str)
+"""The class of a request; absent where there are none."""
 TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)

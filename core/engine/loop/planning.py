@@ -15,7 +15,7 @@ from engine.contracts.scheduler import (
     Scheduler,
     SchedulerView,
 )
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop.drafting import Drafting
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
@@ -35,6 +35,8 @@ class Limits:
     itl_target_ms: float
     micro_batches: int = 1
     """With pipeline stages: the steps in flight that rows which decode are spread over."""
+    late_s: float = 0.0
+    """How long a request whose first token is late makes way for those that are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Planner:
         self._fail = fail
         self._clock = clock
         self._next_id = 0
+        self._last_tokens = 0
+        """Of the last plan."""
         self._preempted = 0
         """Preemptions since the last plan."""
         self._draft_ms = 0.0
@@ -144,6 +148,8 @@ class Planner:
         return contract_error(self._scheduler, "plan", problem)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
+        if self._queues.waits_for_due_times:
+            self._queues.sort_by_due(self._clock(), self._limits.late_s, self._lead_ms())
         ready = [s for s in self._queues.running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
         running = tuple(self._describe(s) for s in (self._micro_batch(ready) if self._pipelined else ready))
         self._hits.clear()
@@ -158,11 +164,29 @@ class Planner:
             free_rows=self._pool.free_rows,
             free_blocks=self._pool.available(),
             token_budget=self._limits.token_budget,
-            itl_target_ms=self._limits.itl_target_ms,
+            itl_target_ms=self._itl_target_ms(),
             step_cost=self._step_cost(),
             blocks_needed=self._blocks_needed,
             blocks_held=lambda request_id: self._pool.held(self._queues.by_id[request_id]),
         )
+
+    def _lead_ms(self) -> Callable[[int], float]:
+        """How soon the first token of a prompt can come: after the step that runs, and those that compute the prompt
+        beside what runs."""
+        cost, running, budget = self._step_cost(), self._queues.running, self._limits.token_budget
+        beside = StepWork(len(running), len(running), sum(s.known for s in running))
+        now_ms = cost.ms(StepWork(len(running), self._last_tokens, beside.decode_context)) if running else 0.0
+
+        def lead_ms(num_tokens: int) -> float:
+            return now_ms + -(-num_tokens // budget) * cost.ms(beside + StepWork.chunk(min(num_tokens, budget)))
+
+        return lead_ms
+
+    def _itl_target_ms(self) -> float:
+        """The least of those that decode."""
+        mine = self._limits.itl_target_ms
+        targets = [s.request.itl_ms or mine for s in self._queues.running if s.num_outputs or s.pending]
+        return min(filter(None, targets), default=0.0) if targets else mine
 
     @property
     def _pipelined(self) -> bool:
@@ -198,6 +222,7 @@ class Planner:
             max_total=s.max_total,
             num_draft_tokens=self._num_drafts(s),
             start_tag=s.start_tag,
+            due_s=s.due_s,
         )
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> Blocks:
@@ -338,6 +363,7 @@ class Planner:
             asked_of.append(self._drafting.asked_of(s, asked))
             parts = placed.num_tokens, placed.num_drafts, placed.wants_drafts
             rows.append(s.schedule(self._next_id, *parts, syncs, self._pipelined))
+        self._last_tokens = sum(placed.num_tokens for placed in sketch.placed.values())
         plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1

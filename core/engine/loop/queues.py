@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Callable
 
+from engine.loop.due_times import assign, own_due_s
 from engine.loop.fair_queue import FairQueue
 from engine.loop.sequence import Sequence, Status
 
+OUTPUT_COST = 2
+"""An output token costs its client so many prompt tokens (Sheng et al., OSDI 2024)."""
 
-def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return (sequence.request.priority, sequence.start_tag, sequence.arrival)
+
+def _order(sequence: Sequence) -> tuple[int, float, int, int]:
+    return (sequence.request.priority, sequence.due_s, sequence.start_tag, sequence.arrival)
 
 
 def _most_rows(num_rows: int) -> int:
@@ -19,7 +24,8 @@ def _most_rows(num_rows: int) -> int:
 
 
 class Queues:
-    """Sequences by status; both lists are ordered by (priority, start_tag, arrival), which is fair between clients."""
+    """Sequences by status; both lists are ordered by (priority, due_s, start_tag, arrival), which is fair between
+    clients."""
 
     def __init__(self, num_rows: int) -> None:
         self.waiting: list[Sequence] = []
@@ -31,10 +37,21 @@ class Queues:
         """By API request with several sequences."""
 
     def add(self, sequence: Sequence) -> None:
-        """A new request, at the place that its priority and its start tag give it."""
+        """A new request, at the place that its priority, its due time and its start tag give it."""
         self.by_id[sequence.request_id] = sequence
-        sequence.start_tag = self._fair.join(sequence.request.client)
+        sequence.start_tag = self._fair.join(sequence.request.client, sequence.prompt_len)
+        sequence.due_s = own_due_s(sequence)
         bisect.insort(self.waiting, sequence, key=_order)
+
+    @property
+    def waits_for_due_times(self) -> bool:
+        return bool(self.waiting) and self.waiting[-1].due_s > 0
+
+    def sort_by_due(self, now_s: float, late_s: float, lead_ms: Callable[[int], float]) -> None:
+        """Order those that wait by the due times of this moment; see :func:`engine.loop.due_times.assign`."""
+        if self.waits_for_due_times:
+            assign(self.waiting, now_s, late_s, lead_ms)
+            self.waiting.sort(key=_order)
 
     def admissible(self) -> list[Sequence]:
         """Those waiting that may run, in order: no API request with several sequences holds all rows."""
@@ -67,7 +84,7 @@ class Queues:
         else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
-        self._fair.leave(sequence.request.client)
+        self._fair.leave(sequence.request.client, OUTPUT_COST * sequence.num_outputs)
         del self.by_id[sequence.request_id]
 
     def _count_row(self, sequence: Sequence, change: int) -> None:

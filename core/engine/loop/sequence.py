@@ -59,6 +59,8 @@ class Sequence:
     """How many drafts a drafter on the device will have left for the next step."""
     start_tag: int = 0
     """Its start tag, see :class:`engine.loop.fair_queue.FairQueue`."""
+    due_s: float = 0.0
+    """When its first token is due, see :mod:`engine.loop.due_times`; 0: there is no target."""
     drafter_synced: bool = True
     """A drafter on the device has seen all its tokens: its keys are there, and drafts may be good."""
     forcing: Forcing | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from engine.service.output import Output
 from engine.service.output_text import OutputText
 from engine.service.parts import PartParser
 from engine.service.placing import Placing
+from engine.service.promises import Promise, late
 from engine.service.replay import replayed
 from engine.service.sending import Sending
 from engine.service.timings import Written
@@ -84,6 +87,8 @@ class Dispatcher:
         engines = [self.engines[name] for name in route.engines]
         if not any(engine.takes_requests for engine in engines):
             engines[0].check()
+        if job.promise is not None and job.promise.slo.refuse_late:
+            _refuse_late(job, job.promise, route, engines)
         told = set[str]()
 
         def sent(engine: EngineHandle) -> None:
@@ -102,7 +107,14 @@ class Dispatcher:
             cached_tokens = route.cached_tokens[index // job.api.n] if route.cached_tokens else 0
             try:
                 sending = Sending(
-                    request, engines, sent, cached_tokens=cached_tokens, reason=reason, again=again, fleet=self.engines
+                    request,
+                    engines,
+                    sent,
+                    cached_tokens=cached_tokens,
+                    reason=reason,
+                    again=again,
+                    fleet=self.engines,
+                    promise=job.promise,
                 )
             except EngineDead as dead:
                 raise engine_died(dead.cause) from None
@@ -142,6 +154,17 @@ async def _abort(runs: Sequence[SequenceRun]) -> None:
                 await run.gone()
 
 
+def _refuse_late(job: Job, promise: Promise, route: Attempts, engines: Sequence[EngineHandle]) -> None:
+    """Raises :class:`ApiError` ``overloaded`` where the first token is expected too late at every engine."""
+    elapsed_ms = (time.monotonic() - job.arrival.received_s) * 1e3
+    tokens = max(0, max(map(len, job.api.prompts)) - max(route.cached_tokens, default=0))
+    taking = [engine.forecast for engine in engines if engine.takes_requests]
+    expected = [(forecast, forecast.expect(promise, tokens)) for forecast in taking]
+    if expected and all(forecast.is_too_late(each, elapsed_ms) for forecast, each in expected):
+        ms = elapsed_ms + min(each.ms or 0.0 for _, each in expected)
+        raise late(promise, f"is expected after {ms:.0f} ms", math.ceil((ms - promise.slo.ttft_ms) / 1e3))
+
+
 def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
     """One sequence, with its own seed, and no more tokens than its own prompt leaves room for."""
     api, prompt = job.api, job.prompt(index)
@@ -158,6 +181,8 @@ def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
         cache_salt=api.cache_salt,
         client=job.client,
         group=api.request_id if job.num_sequences > 1 else "",
+        ttft_ms=0.0 if job.promise is None else job.promise.slo.ttft_ms,
+        itl_ms=0.0 if job.promise is None else job.promise.slo.itl_ms,
     )
 
 

@@ -16,6 +16,7 @@ from engine.contracts.router import EngineView
 from engine.counters.engine import EngineCounters
 from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
+from engine.service.forecast import Forecast
 from engine.service.grammars import GrammarChecks
 from engine.service.latency import RollingLatency
 from engine.service.load import Load
@@ -48,6 +49,8 @@ class EngineHandle:
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
     load: Load = field(default_factory=Load)
     """What was sent there and has not ended."""
+    forecast: Forecast = field(init=False)
+    """Of first tokens, where requests have classes."""
     sendings: set[Leaving] = field(default_factory=set)
     """The sequences of :attr:`load`."""
     draining: bool = False
@@ -58,7 +61,9 @@ class EngineHandle:
     def __post_init__(self) -> None:
         stall_s, serving_s = self.plan.settings.server.stall_s, self.plan.stall_s
         self.supervisor = Supervisor(self.client, stall_s, serving_s=serving_s, engine=self.id)
-        self.counters = EngineCounters(self.plan.drafter.max_width, self.id)
+        slo = self.plan.settings.slo
+        self.counters = EngineCounters(self.plan.drafter.max_width, self.id, tuple(slo.classes))
+        self.forecast = Forecast(slo.late_s)
         asked = dataclasses.replace(self.plan, memory_bytes=None)  # what happened to be free is not part of it
         self.fingerprint = "fp_" + hashlib.sha256(asked.to_json()).hexdigest()[:10]
         self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)

@@ -16,6 +16,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import engine_died, engine_failed
 from engine.service.job import Job
 from engine.service.output import Delta, Output
+from engine.service.promises import late
 from engine.service.timings import Account, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
@@ -31,6 +32,11 @@ class Served(OutputStream, Protocol):
     @property
     def route(self) -> Mapping[str, str | int]:
         """Why that engine; empty where none was chosen."""
+        ...
+
+    @property
+    def expected_ttft_ms(self) -> float | None:
+        """From :attr:`sent_s` on; ``None``: nothing was expected."""
         ...
 
 
@@ -63,12 +69,17 @@ class SequenceRun:
         """When there was something else than thoughts."""
         self._last_s = 0.0
         self._itl_ms: list[tuple[float, int]] = []
+        self._is_late = False
+        """It was ended since its first token was late."""
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Visible output as it comes; the last one has ``finish_reason``. Raises :class:`ApiError`."""
         output = self.output
+        timer = self._cancel_late()
         try:
             async for out in self._stream:
+                if timer is not None and out.tokens:
+                    timer.cancel()
                 count, begun_s = len(output.tokens), time.monotonic()
                 delta = output.take(out)
                 self._time(len(output.tokens) - count, begun_s)
@@ -76,6 +87,8 @@ class SequenceRun:
                     self._answered_s = time.monotonic()
                 if out.finish_reason is not None:
                     self._account(output.finish_reason or "error", out.timings)
+                    if self._is_late and self._job.promise is not None:
+                        raise late(self._job.promise, "was late")
                     if delta is None:
                         raise engine_failed(output.failure)
                     yield delta
@@ -85,8 +98,24 @@ class SequenceRun:
         except EngineDead as dead:
             self._account("error", None)
             raise engine_died(dead.cause) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
         self._account("error", None)
         raise engine_failed("its output ended without a finish reason")
+
+    def _cancel_late(self) -> asyncio.TimerHandle | None:
+        """End the sequence at the moment when its first token is due, if its class wants that."""
+        promise, loop = self._job.promise, asyncio.get_running_loop()
+        if promise is None or not promise.slo.cancel_late:
+            return None
+        left_s = promise.due_s(self._job.arrival.received_s) - time.monotonic()
+        return loop.call_later(max(0.0, left_s), self._end_late)
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        with suppress(EngineDead):
+            self._stream.abort()
 
     def close(self) -> None:
         """Stop the sequence if it still runs: its blocks are free within one step."""
@@ -147,6 +176,11 @@ class SequenceRun:
         self._last_s = now
         self._publish((event,))
 
+    def _expected_ttft_ms(self) -> float | None:
+        """Since the request came, as it was expected when it was sent to its engine."""
+        ms = self._stream.expected_ttft_ms
+        return None if ms is None else (self._stream.sent_s - self._job.arrival.received_s) * 1e3 + ms
+
     def _account(self, reason: FinishReason, engine: Timings | None) -> None:
         self._reason, self._ended_s = reason, time.monotonic()
         self.account = make_account(
@@ -161,6 +195,8 @@ class SequenceRun:
             output_tokens=len(self.output.tokens),
             detokenize_ms=self._detokenize_s * 1e3,
             route=self._stream.route,
+            promise=self._job.promise,
+            expected_ttft_ms=self._expected_ttft_ms(),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.contracts.router import ApiRequest
+from engine.service.promises import Promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import ReasoningUse
 from engine.service.timings import Arrival
@@ -39,6 +40,8 @@ class Job:
     """What the output may call."""
     reasoning: ReasoningUse | None = None
     """Where the output thinks."""
+    promise: Promise | None = None
+    """The class of the request; ``None``: there are no classes."""
 
     @property
     def num_sequences(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import msgspec
@@ -39,6 +39,9 @@ class Caller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most sequences that its tenant may have waiting or running at once."""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Of its requests, which may only ask to be less urgent; ``null``: as without keys."""
+    slo: tuple[Name, ...] = ()
+    """The classes of ``slo.classes`` that its requests may ask for; the first is that of those that ask for none.
+    Empty: all are of the usual class."""
 
     @property
     def of(self) -> str:
@@ -59,12 +62,13 @@ def salt_for(caller: Caller | None, cache_salt: str | None) -> str:
 class Keys:
     """Those of a file of JSON or YAML: a list of :class:`Caller`. Use on one thread."""
 
-    def __init__(self, path: str) -> None:
-        """Raises :class:`AssemblyError`."""
+    def __init__(self, path: str, classes: Collection[str] | None = None) -> None:
+        """``classes``: those there are; ``None``: others know. Raises :class:`AssemblyError`."""
         self._path = path
+        self._classes = classes
         try:
             self._seen = _state_of(path)
-            self._callers = _read(path)
+            self._callers = self._read()
         except (OSError, ValueError) as error:
             raise AssemblyError([f"server.keys={path}: {_words(error)}"]) from None
         self._looked_s = time.monotonic()
@@ -81,10 +85,20 @@ class Keys:
             if (state := _state_of(self._path)) == self._seen:
                 return
             self._seen = state
-            self._callers = _read(self._path)
+            self._callers = self._read()
             log.info("keys were read again", keys=len(self._callers))
         except (OSError, ValueError) as error:
             log.error("keys cannot be read; those read before count", error=_words(error))
+
+    def _read(self) -> dict[str, Caller]:
+        """By digest. Raises ``OSError``, ``ValueError``."""
+        callers = _read(self._path)
+        for caller in callers:
+            unknown = [] if self._classes is None else [name for name in caller.slo if name not in self._classes]
+            if unknown:
+                expected = ", ".join(self._classes or ()) or "none"
+                raise ValueError(f"key {caller.name}: slo: {unknown[0]!r} is none of slo.classes ({expected})")
+        return {one.sha256: one for one in callers}
 
 
 def _state_of(path: str) -> tuple[int, int, int]:
@@ -92,8 +106,8 @@ def _state_of(path: str) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: str) -> dict[str, Caller]:
-    """By digest. Raises ``OSError``, ``ValueError``."""
+def _read(path: str) -> list[Caller]:
+    """Raises ``OSError``, ``ValueError``."""
     import yaml
 
     with open(path, encoding="utf-8") as file:
@@ -107,7 +121,7 @@ def _read(path: str) -> dict[str, Caller]:
     for what, values in (("name", [one.name for one in callers]), ("sha256", [one.sha256 for one in callers])):
         if twice := _twice(values):
             raise ValueError(f"two keys have the {what} {twice}; each needs its own")
-    return {one.sha256: one for one in callers}
+    return callers
 
 
 def _caller(number: int, found: object) -> Caller:

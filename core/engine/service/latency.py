@@ -4,8 +4,8 @@ events."""
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestEvent, TokensEvent
@@ -30,6 +30,8 @@ class RollingLatency:
         self._samples: dict[str, deque[tuple[float, float, int]]] = {
             name: deque(maxlen=max_samples) for name in METRICS
         }
+        self._classes: dict[str, deque[tuple[float, float, int]]] = defaultdict(lambda: deque(maxlen=max_samples))
+        """TTFT by class of ``slo.classes``, of ended sequences."""
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -45,6 +47,8 @@ class RollingLatency:
 
     def _add_request(self, event: RequestEvent) -> None:
         self._samples["queue_ms"].append((event.at_s, event.queue_ms, 1))
+        if event.slo_class and event.ttft_ms:
+            self._classes[event.slo_class].append((event.at_s, event.ttft_ms, 1))
         if event.finish_reason not in ("stop", "length"):
             return
         self._samples["e2e_ms"].append((event.at_s, event.e2e_ms, 1))
@@ -54,9 +58,13 @@ class RollingLatency:
     def summary(self) -> dict[str, Any]:
         """``{"window_s": ..., "ttft_ms": {"count", "mean", "p50", "p90", "p95", "p99"}, ...}``; a metric
         without samples has ``count`` 0 and ``None`` elsewhere."""
-        oldest = self._clock() - self._window_s
         summary: dict[str, Any] = {"window_s": self._window_s}
-        for name, samples in self._samples.items():
-            recent = [(value, weight) for at_s, value, weight in samples if at_s >= oldest]
-            summary[name] = describe(recent)
-        return summary
+        return summary | {name: self._describe(samples) for name, samples in self._samples.items()}
+
+    def classes(self) -> dict[str, dict[str, Any]]:
+        """``{NAME: {"ttft_ms": {...}}}`` of the classes of requests."""
+        return {name: {"ttft_ms": self._describe(samples)} for name, samples in self._classes.items()}
+
+    def _describe(self, samples: Iterable[tuple[float, float, int]]) -> dict[str, Any]:
+        oldest = self._clock() - self._window_s
+        return describe([(value, weight) for at_s, value, weight in samples if at_s >= oldest])

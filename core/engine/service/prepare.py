@@ -21,6 +21,7 @@ from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
 from engine.service.keys import Caller, salt_for
 from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
+from engine.service.promises import Promise, promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens, reasoning_use
 from engine.service.timings import Arrival
@@ -136,9 +137,12 @@ def make_job(
     arrival: Arrival,
     shape: Shape = Shape(),
     caller: Caller | None = None,
+    promised: Promise | None = None,
 ) -> Job:
     """Check lengths and parameters. ``shape``: as :func:`checked_shape` found it. ``caller``: whose key it has, where
-    keys are told apart. Raises :class:`ApiError` ``invalid``."""
+    keys are told apart. ``promised``: the class that it asks for, if it asks for one. Raises :class:`ApiError`
+    ``invalid``."""
+    promised = promised or promise(engine.plan.settings.slo, caller, None)
     options = _prioritised(options, caller, engine.plan.settings.server.least_priority)
     use = reasoning_use(options, engine.tokenizer, lambda: engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
     api = ApiRequest(
@@ -155,7 +159,8 @@ def make_job(
         fields=_fields(options),
     )
     check_echoed_logprobs(api)
-    return Job(api, options, prompts.texts, arrival, client, int(time.time()), engine.fingerprint, shape.tools, use)
+    now, fingerprint = int(time.time()), engine.fingerprint
+    return Job(api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised)
 
 
 def _prioritised(options: GenerationRequest, caller: Caller | None, least: int) -> GenerationRequest:

@@ -20,6 +20,7 @@ class ReplayStream:
         self.engine = engine
         self.sent_s = time.monotonic()
         self.route: Mapping[str, str | int] = {}
+        self.expected_ttft_ms: float | None = None
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self

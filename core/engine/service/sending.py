@@ -10,7 +10,9 @@ from contextlib import suppress
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.engines import EngineHandle
+from engine.service.forecast import Expected
 from engine.service.load import Share
+from engine.service.promises import Promise
 
 MOST_DEATHS = 2
 """A sequence that was with so many engines when they died fails: it may be what they died of."""
@@ -33,17 +35,20 @@ class Sending:
         reason: str | None,
         again: Callable[[], Sequence[EngineHandle]],
         fleet: Mapping[str, EngineHandle],
+        promise: Promise | None = None,
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
         ``reason``: why that one is the first, ``None``: there is no other. ``again``: asked for further engines once
-        none of these is left; ``fleet``: all of them, of which some may come back. Raises :class:`EngineDead` where
-        none takes it."""
+        none of these is left; ``fleet``: all of them, of which some may come back. ``promise``: of its class. Raises
+        :class:`EngineDead` where none takes it."""
         self.request = request
         self._reason = reason
         self._left = list(engines)
         self._again = again
         self._fleet = fleet
+        self._promise = promise
+        self._expected: Expected | None = None
         self._cached_tokens = cached_tokens
         self._sent = sent
         self._has_begun = False
@@ -79,6 +84,9 @@ class Sending:
         """When it was sent there: before the engine can have it."""
         cached_tokens, self._cached_tokens = self._cached_tokens, 0
         self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
+        if self._promise is not None:
+            self._expected = engine.forecast.expect(self._promise, max(0, len(self.request.prompt) - cached_tokens))
+            engine.forecast.sent(self._expected)
         engine.sendings.add(self)
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
         self._attempt += 1
@@ -118,6 +126,8 @@ class Sending:
                     self._leaves = False
                     self._go_on()
                 continue
+            if out.tokens and self._expected is not None and not self._has_begun:
+                self.engine.forecast.first_token(self._expected)
             self._has_begun = self._has_begun or bool(out.tokens or out.prompt_logprobs)
             self._share.took(len(out.tokens))
             return out
@@ -130,6 +140,11 @@ class Sending:
             self._send(None)
         except EngineDead:
             self._send_to(last)
+
+    @property
+    def expected_ttft_ms(self) -> float | None:
+        """From :attr:`sent_s` on, as it was expected then; ``None``: it was not."""
+        return None if self._expected is None else self._expected.ms
 
     @property
     def route(self) -> Mapping[str, str | int]:
@@ -154,4 +169,6 @@ class Sending:
         with suppress(EngineDead):
             self._stream.abort()
         self._share.end()
+        if self._expected is not None:
+            self.engine.forecast.end(self._expected)
         self.engine.sendings.discard(self)

@@ -9,6 +9,7 @@ from typing import Any
 from engine.contracts.events import RequestEvent, RequestParameters
 from engine.contracts.percentiles import Sample, describe
 from engine.contracts.request import FinishReason, Timings
+from engine.service.promises import Promise
 from engine.service.trace_context import NO_TRACE, TraceContext
 
 
@@ -52,6 +53,9 @@ class Account:
     """Until the first text or call that is no thought was there; 0: there was none."""
     route: Mapping[str, str | int] = field(default_factory=dict)
     """Which of several engines served the sequence, how many were sent it, and why the first of them was."""
+    promise: Promise | None = None
+    """Of its class."""
+    expected_ttft_ms: float | None = None
 
     def spans(self) -> dict[str, float]:
         """Milliseconds of each span, by name, in order."""
@@ -114,6 +118,9 @@ class Account:
             engine=engine,
             ttfo_ms=self.ttfo_ms,
             attempts=int(self.route.get("attempt", 1)),
+            slo_class="" if self.promise is None else self.promise.name,
+            ttft_target_ms=0.0 if self.promise is None else self.promise.slo.ttft_ms,
+            expected_ttft_ms=self.expected_ttft_ms or 0.0,
         )
 
     def public(self) -> dict[str, Any]:
@@ -134,7 +141,15 @@ class Account:
             **drafting_summary(self.engine),
             **self._rates(),
             **({"route": self.route} if self.route else {}),
+            **({"slo": self._slo(self.promise)} if self.promise is not None else {}),
         }
+
+    def _slo(self, promise: Promise) -> dict[str, Any]:
+        target_ms = promise.slo.ttft_ms
+        met = 0.0 < self.ttft_ms <= target_ms
+        return {
+            "class": promise.name, "ttft_target_ms": target_ms, "expected_ttft_ms": self.expected_ttft_ms, "met": met
+        }  # fmt: skip
 
     def _rates(self) -> dict[str, float | int]:
         """Counts, times and rates under the names that clients of other servers show. Rates of nothing are 0; rates of
@@ -179,6 +194,8 @@ def make_account(
     output_tokens: int,
     detokenize_ms: float = 0.0,
     route: Mapping[str, str | int] | None = None,
+    promise: Promise | None = None,
+    expected_ttft_ms: float | None = None,
 ) -> Account:
     """``sent_s``: when it was handed to the engine. ``engine=None``: the sequence ended without the engine's own
     account; its time stays unattributed."""
@@ -209,6 +226,8 @@ def make_account(
         output_tokens=output_tokens,
         detokenize_ms=round(detokenize_ms, 3),
         route=route or {},
+        promise=promise,
+        expected_ttft_ms=None if expected_ttft_ms is None else round(expected_ttft_ms, 3),
     )
 
 

@@ -179,7 +179,12 @@ def make_core(
         block_size=bound.context.block_size,
         groups=tuple(groups),
         vocab_size=plan.model.vocab_size,
-        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms, plan.in_flight if plan.layout.pp > 1 else 1),
+        limits=Limits(
+            scheduler.token_budget,
+            scheduler.itl_target_ms,
+            plan.in_flight if plan.layout.pp > 1 else 1,
+            plan.settings.slo.late_s,
+        ),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,
         key_parts=parts,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import reduce
+from operator import attrgetter
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -79,12 +80,9 @@ def make_view(
         whole = -(-(request.computed + n) // BLOCK) - held[0]
         return (whole, min(whole, most - held[-1]) if n > token_budget else whole)[: len(free)]
 
-    def order(request: RequestView) -> tuple[int, int, int]:
-        return (request.priority, request.start_tag, request.arrival)
-
     return SchedulerView(
-        running=tuple(sorted(running, key=order)),
-        waiting=tuple(sorted(waiting, key=order)),
+        running=tuple(sorted(running, key=attrgetter("order"))),
+        waiting=tuple(sorted(waiting, key=attrgetter("order"))),
         num_running=len(running) + num_in_flight,
         free_rows=free_rows,
         free_blocks=free,

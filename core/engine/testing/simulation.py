@@ -64,6 +64,9 @@ class Job:
     prompt: int
     output: int
     priority: int = 0
+    ttft_ms: float = 0.0
+    itl_ms: float = 0.0
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Machine:
     block_size: int = 16
     token_budget: int = 256
     itl_target_ms: float = 0.0
+    late_s: float = 0.0
     base_ms: float = 5.0
     per_token_ms: float = 0.1
     num_draft_tokens: int = 0
@@ -204,7 +208,10 @@ class Simulation:
 
 def _request(number: int, job: Job) -> EngineRequest:
     sampling = SamplingParams(max_tokens=job.output, ignore_eos=True)
-    return EngineRequest(str(number), (0,) * job.prompt, sampling, job.priority)
+    return EngineRequest(
+        str(number), (0,) * job.prompt, sampling, job.priority,
+        client=job.client, ttft_ms=job.ttft_ms, itl_ms=job.itl_ms,
+    )  # fmt: skip
 
 
 def _core(scheduler: Scheduler, machine: Machine, device: _Device, clock: VirtualClock) -> EngineCore:
@@ -219,7 +226,7 @@ def _core(scheduler: Scheduler, machine: Machine, device: _Device, clock: Virtua
     allocator.start(groups)
     settings = CoreSettings(
         max_len, machine.rows, machine.block_size, groups, vocab_size=1, eos_token_ids=(), key_parts=(), seed=0,
-        limits=Limits(machine.token_budget, machine.itl_target_ms), in_flight=machine.in_flight,
+        limits=Limits(machine.token_budget, machine.itl_target_ms, late_s=machine.late_s), in_flight=machine.in_flight,
         max_width=machine.num_draft_tokens, adaptive_drafts=False, calibration=machine,
     )  # fmt: skip
     plugins = _Plugins(scheduler, allocator, DeviceDrafts(machine.num_draft_tokens))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import merge
+from operator import attrgetter
 
 from engine.contracts.config import SchedulerConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, step_tokens
+from engine_plugins.scheduler.step_room import StepRoom, decodes, step_tokens
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ChunkedPrefillConfig(SchedulerConfig):
 class ChunkedPrefillScheduler:
     """Decodes first, then chunks of prompts.
 
-    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, turn, arrival). If the most
+    *Who goes first.* Decodes, then prompts, whether started or waiting, in the order of the view. If the most
     important running request is itself in its prompt, ``min_chunk`` tokens (at most half the budget) are kept for it.
 
     *How much.* Prompts get what the decodes leave of the token budget. With decodes in the step and an ITL target,
@@ -39,8 +40,8 @@ class ChunkedPrefillScheduler:
     *Long and short prompts.* A prompt that can finish in this step does. One that cannot leaves half of what is
     left to the prompts after it, and takes back what they do not use. So a long prompt never holds up short ones
     after it for its whole length; and short ones, however many keep coming, never take more than half from the
-    long prompt that was there first. Within one priority nobody starves. Between priorities there is no ageing: a
-    low priority waits as long as higher ones fill the engine.
+    long prompt that was there first. Within one priority nobody starves, whatever its due time. Between priorities
+    there is no ageing: a low priority waits as long as higher ones fill the engine.
 
     *Chunks.* One that does not finish its prompt ends at a block border, if the budgets are not smaller than that.
 
@@ -66,7 +67,7 @@ class ChunkedPrefillScheduler:
         """Tokens that prompts may take in this step; their time is that of the prompt which is first in line."""
         if room.is_empty or view.itl_target_ms <= 0:
             return room.tokens
-        first = next(merge(room.prefills(), view.waiting, key=importance), None)
+        first = next(merge(room.prefills(), view.waiting, key=attrgetter("order")), None)
         context = first.computed if first else 0
         in_time = view.step_cost.tokens_within(view.itl_target_ms, room.decode_work(), context)
         return min(room.tokens, max(in_time, self._min_chunk))
@@ -78,7 +79,7 @@ class ChunkedPrefillScheduler:
         num_after = len(started) + len(view.waiting)
         unfinished: list[RequestView] = []
         closed = False
-        for request in merge(started, view.waiting, key=importance):
+        for request in merge(started, view.waiting, key=attrgetter("order")):
             num_after -= 1
             if left <= 0:
                 break

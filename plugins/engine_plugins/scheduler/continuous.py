@@ -15,7 +15,7 @@ from engine_plugins.scheduler.step_room import StepRoom, decodes, step_tokens
 class ContinuousScheduler:
     """Decodes first, then whole prompts while tokens, rows and blocks last.
 
-    Prompts start strictly by (priority, turn, arrival): one that has to wait holds up those after it, never the other
+    Prompts start strictly in the order of the view: one that has to wait holds up those after it, never the other
     way round, so none starves. A prompt longer than what the decodes leave of the token budget runs in pieces of that
     size, and no other prompt runs until it is done. A decode that is short of a block takes it from the newest,
     least important request.

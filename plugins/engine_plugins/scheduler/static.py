@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView, fit, minus
+from engine.contracts.step_cost import StepWork
 from engine_plugins.scheduler.step_room import StepRoom, step_tokens
 
 
@@ -16,7 +17,8 @@ class StaticScheduler:
     """One batch after another, first come first served.
 
     A batch takes as many waiting requests as there are rows and blocks for their full length (prompt and most
-    output tokens), so that none is ever preempted. Their prompts run in as few steps as the token budget allows,
+    output tokens), so that none is ever preempted; with an ITL target no more than decode together in that time, one at
+    least. Their prompts run in as few steps as the token budget allows,
     then all decode together. In the batch's first step every member gets at least one token: holding a row is what
     makes it a member.
     """
@@ -42,12 +44,15 @@ class StaticScheduler:
     def _members(self, view: SchedulerView) -> list[RequestView]:
         """The next batch: waiting requests in order, up to the first for which something does not suffice."""
         members: list[RequestView] = []
-        tokens, blocks = view.token_budget, view.free_blocks
+        tokens, blocks, decoding = view.token_budget, view.free_blocks, StepWork()
         for request in view.waiting[: view.free_rows]:
             tokens -= step_tokens(request, 1)
             whole = view.blocks_needed(request.request_id, request.max_total - request.computed)
             if tokens < 0 or not fit(whole, blocks):
                 return members or self._alone(view)
+            decoding += StepWork.decode(request.known)
+            if members and 0 < view.itl_target_ms < view.step_cost.ms(decoding) + view.step_cost.gap_ms:
+                return members
             blocks = minus(blocks, whole)
             members.append(request)
         return members

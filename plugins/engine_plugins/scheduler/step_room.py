@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
+from operator import attrgetter
 
 from engine.contracts.scheduler import (
     Blocks,
@@ -16,11 +17,6 @@ from engine.contracts.scheduler import (
     plus,
 )
 from engine.contracts.step_cost import StepWork
-
-
-def importance(request: RequestView) -> tuple[int, int, int]:
-    """Sort key: smaller is more important."""
-    return (request.priority, request.start_tag, request.arrival)
 
 
 def decodes(request: RequestView) -> bool:
@@ -155,7 +151,7 @@ class StepRoom:
 
     def schedule(self) -> Schedule:
         """The rows, running requests before new ones and the most important first; victims the other way round."""
-        placed = sorted(self._placed.values(), key=lambda p: (not p[0].is_running, importance(p[0])))
+        placed = sorted(self._placed.values(), key=lambda p: (not p[0].is_running, p[0].order))
         rows = tuple(ScheduledRow(request.request_id, count) for request, count in placed)
         return Schedule(rows, preempt_order(self._view.running))
 
@@ -171,4 +167,4 @@ class StepRoom:
 
 def preempt_order(running: Iterable[RequestView]) -> tuple[str, ...]:
     """Least important first, newest first among equals; the most important request is never preempted."""
-    return tuple(request.request_id for request in sorted(running, key=importance, reverse=True)[:-1])
+    return tuple(request.request_id for request in sorted(running, key=attrgetter("order"), reverse=True)[:-1])

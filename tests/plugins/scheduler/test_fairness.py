@@ -32,7 +32,7 @@ LONG = 6000
 @settings(max_examples=100, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(view=views())
 def test_an_idle_engine_starts_with_the_most_important_request(scheduler: Scheduler, view: SchedulerView) -> None:
-    """The contract leaves the order to the policy; these three promise (priority, start_tag, arrival)."""
+    """The contract leaves the order to the policy; these three promise that of the view."""
     if view.num_running or not view.waiting or not view.free_rows:
         return
     first = view.waiting[0]

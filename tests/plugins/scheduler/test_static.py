@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from engine.contracts.config import SchedulerConfig
+from engine.contracts.step_cost import StepCost
 from engine.testing.context import build_context
 from engine.testing.scheduler import BLOCK, SchedulerConformance, decoding, make_view, request
 from engine_plugins.scheduler.static import StaticScheduler
@@ -36,3 +37,11 @@ def test_a_batch_has_blocks_for_everything_its_members_may_produce() -> None:
     long_answer = request(1, 16, max_output=64)
     assert rows_of([], [request(0, 16), long_answer], free_blocks=6) == {"r0": 16}
     assert rows_of([], [request(0, 16), long_answer], free_blocks=7) == {"r0": 16, "r1": 16}
+
+
+def test_a_batch_is_no_larger_than_decodes_within_the_itl_target() -> None:
+    waiting = [request(arrival, 10) for arrival in range(8)]
+    cost = StepCost(8.0, 1.0, num_samples=100, per_row_ms=0.5)
+    assert len(rows_of([], waiting, step_cost=cost)) == 8
+    assert len(rows_of([], waiting, step_cost=cost, itl_target_ms=12.5)) == 3
+    assert len(rows_of([], waiting, step_cost=cost, itl_target_ms=1.0)) == 1

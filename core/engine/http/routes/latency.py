@@ -20,5 +20,8 @@ async def read_latency(state: ServerState, name: str | None = None) -> dict[str,
     """``name``: the id of the engine, ``None``: the first one."""
     engine = state.engine_of(name)
     summary = await state.read_exporters(engine.latency.summary)
+    if state.slo.classes:
+        forecast, observed = engine.forecast.summary(), await state.read_exporters(engine.latency.classes)
+        summary["classes"] = {name: observed.get(name, {}) | forecast.get(name, {}) for name in state.slo.classes}
     events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
     return {"engine": engine.id, **summary, "events": events}

@@ -53,7 +53,8 @@ class SimulatedEngine:
         """Of the requests in the engine, by id."""
         self.itl_us: Counter[int] = Counter()
         self.steps = SimulatedSteps()
-        self._inbox: list[tuple[float, EngineRequest]] = []
+        self._inbox: list[tuple[float, EngineRequest | str]] = []
+        """With when it came: a request, or the id of one that is aborted."""
         self._brought: deque[tuple[float, tuple[str, ...], int]] = deque()
         self._leaps = leap
         self._foreseen: list[Timed] = []
@@ -65,9 +66,16 @@ class SimulatedEngine:
         """A message reaches the process, which reads it between two steps. ``output``: what the request, which has a
         seed of its own, will answer."""
         assert request.sampling.seed is not None
-        self._inbox.append((at_s, request))
         self._device.outputs[request.sampling.seed] = output
         self.progress[request.request_id] = Progress()
+        self._put(at_s, request)
+
+    def abort(self, at_s: float, request_id: str) -> None:
+        """A message that ends a request."""
+        self._put(at_s, request_id)
+
+    def _put(self, at_s: float, message: EngineRequest | str) -> None:
+        self._inbox.append((at_s, message))
         if self.next_s is None:
             self.clock.now = self.next_s = max(at_s, self.clock.now)
         elif self._foreseen:
@@ -78,8 +86,11 @@ class SimulatedEngine:
         """What happens at :attr:`next_s`. Returns what left the engine; its clock says when."""
         if self._foreseen:
             self._leap(self._longest)
-        for arrived_s, request in self._inbox:
-            self._core.submit(request, arrived_s)
+        for arrived_s, message in self._inbox:
+            if isinstance(message, str):
+                self._core.abort([message])
+            else:
+                self._core.submit(message, arrived_s)
         self._inbox.clear()
         done = self._core.step()
         self._count(done.events)
@@ -92,16 +103,15 @@ class SimulatedEngine:
             self.next_s = self.clock.now if self._core.has_work else None
         return done.outputs
 
-    def brought(self, before_s: float) -> Iterator[tuple[tuple[str, ...], int]]:
-        """Which requests got tokens before a moment that has passed, and how many each; every token once."""
+    def brought(self, before_s: float) -> Iterator[tuple[float, tuple[str, ...], int]]:
+        """When which requests got tokens before a moment that has passed, and how many each; every token once."""
         steps = bisect_left(self._foreseen, before_s, key=lambda timed: timed.done_s)
         if steps:
             left = self._foreseen[steps:]
             self._leap(steps)
             self._foreseen = left
         while self._brought and self._brought[0][0] < before_s:
-            _, requests, count = self._brought.popleft()
-            yield requests, count
+            yield self._brought.popleft()
 
     def die(self, at_s: float) -> None:
         """It does nothing after a step that is running."""
@@ -206,7 +216,12 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
         block_size=plan.block_size,
         groups=groups,
         vocab_size=NUM_TOKENS,
-        limits=Limits(limits.token_budget, limits.itl_target_ms, plan.in_flight if plan.layout.pp > 1 else 1),
+        limits=Limits(
+            limits.token_budget,
+            limits.itl_target_ms,
+            plan.in_flight if plan.layout.pp > 1 else 1,
+            plan.settings.slo.late_s,
+        ),
         in_flight=plan.in_flight,
         eos_token_ids=(),
         key_parts=("simulated",),

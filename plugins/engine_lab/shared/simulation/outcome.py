@@ -38,6 +38,8 @@ class SimulatedRequest:
     error: str = ""
     """Why the engine or the router refused it, or that its engine died; all times are 0 then."""
     service_class: str = ""
+    expected_ttft_ms: float | None = None
+    """What was predicted when it was sent; ``None``: nothing was."""
 
 
 @dataclass(slots=True)

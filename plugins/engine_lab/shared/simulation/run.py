@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import cast
 
 from engine.assembly.bind import build_context, build_slots
 from engine.assembly.plan import EnginePlan
+from engine.contracts.config import SloClass
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.contracts.router import (
     Answer,
@@ -24,14 +26,17 @@ from engine.contracts.router import (
     ToEngine,
     ToUrl,
 )
+from engine.service.forecast import Expected, Forecast
 from engine.service.load import Load, Share
+from engine.service.promises import Promise
+from engine_lab.shared.simulation.clock import VirtualClock
 from engine_lab.shared.simulation.engine import Progress, SimulatedEngine
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
 from engine_lab.shared.simulation.spec import EngineSpec
 from engine_lab.shared.simulation.texts import Texts
 from engine_lab.shared.simulation.trace import TraceRequest
 
-ENDS, DIES, ARRIVES, POSTED, WAKES = range(5)
+ENDS, DIES, ARRIVES, POSTED, LATE, WAKES = range(6)
 """Kinds of events, in the order in which those of one moment happen."""
 NOWHERE = -1
 
@@ -42,17 +47,20 @@ def simulate(
     *,
     router: Router | None = None,
     deaths: Mapping[int, float] | None = None,
+    max_queue: int | None = None,
     seed: int = 0,
     leap: bool = True,
 ) -> Outcome:
     """Serve ``requests`` and return what became of each.
 
     ``router``: of the first engine's plan by default. ``deaths``: engines that die, by index, and when (s); they are
-    not started again. ``leap``: compute runs of equal decode steps at once; what comes out is the same. ``seed``: of
-    accepted drafts. Raises ``ValueError`` if a request waits for one that is not in the trace, or for itself, and if
-    the router sends a request to another server, or answers it.
+    not started again. ``max_queue``: requests of a class beyond so many are refused; ``None``: none is. ``leap``:
+    compute runs of equal decode steps at once; what comes out is the same. ``seed``: of accepted drafts. Raises
+    ``ValueError`` if a request waits for one that is not in the trace, or for itself, and if the router sends a request
+    to another server, or answers it.
     """
-    return Simulation(requests, engines, router or router_of(engines[0].plan), deaths or {}, seed, leap).run()
+    router = router or router_of(engines[0].plan)
+    return Simulation(requests, engines, router, deaths or {}, seed, leap, max_queue).run()
 
 
 def router_of(plan: EnginePlan) -> Router:
@@ -71,6 +79,7 @@ class Simulation:
         deaths: Mapping[int, float],
         seed: int,
         leap: bool,
+        max_queue: int | None = None,
     ) -> None:
         self._trace = tuple(requests)
         self._specs = specs
@@ -78,6 +87,8 @@ class Simulation:
         self._router = router
         self._texts = Texts()
         self._loads = [Load() for _ in specs]
+        self._clock, self._slo = VirtualClock(), specs[0].plan.settings.slo
+        self._forecasts = [Forecast(self._slo.late_s, self._clock) for _ in specs]
         self._alive = [True] * len(specs)
         self._events: list[tuple[float, int, int, int]] = []
         """When, what kind, a number that keeps equal ones in order, and of which request or engine."""
@@ -85,18 +96,23 @@ class Simulation:
         self._followers = _followers(self._trace)
         self._missing = [len(set(request.after)) for request in self._trace]
         """By request: how many of those that it waits for have not ended."""
+        self._max_queue, self._queued = max_queue, Counter[str]()
         self._open: dict[int, _Open] = {}
         self._done: dict[int, SimulatedRequest] = {}
         for index, at_s in deaths.items():
             self._at(at_s, DIES, index)
 
     def run(self) -> Outcome:
-        handlers = {ENDS: self._end, DIES: self._die, ARRIVES: self._receive, POSTED: self._post, WAKES: self._wake}
+        handlers = {
+            ENDS: self._end, DIES: self._die, ARRIVES: self._receive, POSTED: self._post,
+            LATE: self._cancel, WAKES: self._wake,
+        }  # fmt: skip
         sent = [which for which, request in enumerate(self._trace) if not request.after]
         independent = iter(sorted(sent, key=lambda which: self._trace[which].arrival_s))
         self._next_arrival(independent)
         while self._events:
             now, kind, _, which = heapq.heappop(self._events)
+            self._clock.now = now
             handlers[kind](now, which)
             if kind == ARRIVES and not self._trace[which].after:
                 self._next_arrival(independent)
@@ -120,8 +136,15 @@ class Simulation:
         """All engines are behind one API process: that of the first one."""
         request, overheads = self._trace[which], self._specs[0].overheads
         posted_s = now + overheads.receive_ms / 1e3 + overheads.tokenize_us * request.prompt_tokens / 1e6
-        self._open[which] = _Open(now, posted_s)
+        opened = self._open[which] = _Open(now, posted_s, promise=self._promise(request.service_class))
+        self._queued[opened.class_name] += 1
+        if self._max_queue is not None and self._queued[opened.class_name] > self._max_queue:
+            return self._fail(now, which, "the queue is full")
         self._at(posted_s, POSTED, which)
+
+    def _promise(self, name: str) -> Promise | None:
+        name = name if name in self._slo.classes else self._slo.usual
+        return Promise(name, self._slo.classes[name]) if name else None
 
     def _post(self, now: float, which: int) -> None:
         opened, request = self._open[which], self._trace[which]
@@ -136,7 +159,19 @@ class Simulation:
             self._fail(now, which, route.message)
             return
         opened.left, opened.cached_tokens = _engines_of(route)
+        if opened.left and self._is_too_late(now, opened, len(prompt)):
+            self._fail(now, which, "its first token is expected too late")
+            return
         self._send(now, which, "no engine takes requests")
+
+    def _is_too_late(self, now: float, opened: _Open, prompt_tokens: int) -> bool:
+        """On all engines that may get it."""
+        if opened.promise is None or not opened.promise.slo.refuse_late:
+            return False
+        elapsed_ms = (now - opened.arrival_s) * 1e3
+        forecasts = [self._forecasts[int(index)] for index in opened.left]
+        tokens = max(0, prompt_tokens - opened.cached_tokens)
+        return all(each.is_too_late(each.expect(opened.promise, tokens), elapsed_ms) for each in forecasts)
 
     def _send(self, now: float, which: int, failure: str) -> None:
         """To the next engine that is alive; without one the request ends with ``failure``."""
@@ -148,16 +183,39 @@ class Simulation:
             if not self._alive[index]:
                 continue
             opened.engine, opened.share = index, Share(self._loads[index], len(prompt), opened.cached_tokens)
+            slo = SloClass() if opened.promise is None else opened.promise.slo
+            if opened.promise is not None:
+                tokens = max(0, len(prompt) - opened.cached_tokens)
+                opened.expected = self._forecasts[index].expect(opened.promise, tokens)
+                self._forecasts[index].sent(opened.expected)
             opened.cached_tokens = 0
-            engine = self._engines[index]
-            before = engine.next_s
-            engine.post(now, EngineRequest(str(which), prompt, opened.asked.sampling), opened.output)
-            if engine.next_s is not None and engine.next_s != before:
-                self._at(engine.next_s, WAKES, index)
+            if slo.cancel_late:
+                self._at(max(now, opened.arrival_s + slo.ttft_ms / 1e3), LATE, which)
+            asked = EngineRequest(
+                str(which), prompt, opened.asked.sampling, self._trace[which].priority,
+                client=self._trace[which].client, ttft_ms=slo.ttft_ms, itl_ms=slo.itl_ms,
+            )  # fmt: skip
+            self._tell(index, partial(SimulatedEngine.post, at_s=now, request=asked, output=opened.output))
             if isinstance(self._router, RouterTold):
                 self._router.begun(opened.asked, str(index))
             return
         self._fail(now, which, failure)
+
+    def _tell(self, index: int, put: Callable[[SimulatedEngine], None]) -> None:
+        engine = self._engines[index]
+        before = engine.next_s
+        put(engine)
+        if engine.next_s is not None and engine.next_s != before:
+            self._at(engine.next_s, WAKES, index)
+
+    def _cancel(self, now: float, which: int) -> None:
+        """Its first token is late."""
+        if (opened := self._open.get(which)) is None or opened.share is None or opened.is_cancelled:
+            return
+        self._deliver(now, opened.engine)
+        if not opened.has_begun:
+            opened.is_cancelled = True
+            self._tell(opened.engine, partial(SimulatedEngine.abort, at_s=now, request_id=str(which)))
 
     def _fleet(self, now: float) -> tuple[EngineView, ...]:
         """What a router sees: the counts of the API process, which has what has reached it. What engines say of
@@ -175,10 +233,13 @@ class Simulation:
 
     def _deliver(self, now: float, index: int) -> None:
         """Count the tokens that have reached the API process."""
-        for requests, number in self._engines[index].brought(now - self._specs[index].overheads.deliver_ms / 1e3):
+        deliver_s = self._specs[index].overheads.deliver_ms / 1e3
+        for at_s, requests, number in self._engines[index].brought(now - deliver_s):
             for name in requests:
                 if (opened := self._open.get(int(name))) is not None and opened.share is not None:
                     opened.has_begun = True
+                    if opened.expected is not None:
+                        self._forecasts[index].first_token(opened.expected, at_s + deliver_s)
                     opened.share.took(number)
 
     def _wake(self, now: float, which: int) -> None:
@@ -196,6 +257,8 @@ class Simulation:
         progress = self._engines[engine].forget(output.request_id)
         deliver_s = self._specs[engine].overheads.deliver_ms / 1e3
         done = _summary(self._trace[which], opened, progress, output, deliver_s)
+        if opened.is_cancelled:
+            done = _refused(self._trace[which], opened, "its first token was late")
         self._ends(
             done.arrival_s + done.e2e_ms / 1e3 if not done.error else self._engines[engine].clock.now, which, done
         )
@@ -216,8 +279,11 @@ class Simulation:
             return  # its engine has died before
         done = self._done[which] = opened.done
         del self._open[which]
+        self._queued[opened.class_name] -= 1
         if opened.share is not None:
             opened.share.end()
+        if opened.expected is not None:
+            self._forecasts[opened.engine].first_token(opened.expected, done.arrival_s + done.ttft_ms / 1e3)
         if not done.error and opened.asked is not None:
             answer = {"tokens": tuple(opened.output), "logprobs": (), "finish_reason": "length"}
             self._router.finished(opened.asked, Answer((answer,)))
@@ -234,6 +300,8 @@ class Simulation:
         for which, opened in tuple(self._open.items()):
             if opened.engine != index or opened.share is None:
                 continue
+            if opened.expected is not None:
+                self._forecasts[index].end(opened.expected)
             opened.share.end()
             opened.done, opened.share = None, None
             if opened.has_begun:
@@ -267,10 +335,17 @@ class _Open:
     """Engines that may take over."""
     cached_tokens: int = 0
     share: Share | None = None
+    promise: Promise | None = None
+    expected: Expected | None = None
+    is_cancelled: bool = False
     has_begun: bool = False
     done: SimulatedRequest | None = None
     """What it will have come to at :attr:`ends_s`."""
     ends_s: float = 0.0
+
+    @property
+    def class_name(self) -> str:
+        return "" if self.promise is None else self.promise.name
 
 
 def _summary(
@@ -299,7 +374,15 @@ def _summary(
         drafted=timings.drafted_tokens,
         accepted=timings.accepted_tokens,
         service_class=request.service_class,
+        expected_ttft_ms=_expected_ms(opened),
     )
+
+
+def _expected_ms(opened: _Open) -> float | None:
+    expected = opened.expected
+    if expected is None or expected.ms is None:
+        return None
+    return (expected.sent_s - opened.arrival_s) * 1e3 + expected.ms
 
 
 def _refused(request: TraceRequest, opened: _Open, error: str) -> SimulatedRequest:

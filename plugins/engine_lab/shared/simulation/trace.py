@@ -24,3 +24,6 @@ class TraceRequest:
     after: tuple[str, ...] = ()
     """``request_id`` of those without whose answers this one is not sent."""
     service_class: str = ""
+    """Of ``slo.classes``, if it is there."""
+    priority: int = 0
+    client: str = ""

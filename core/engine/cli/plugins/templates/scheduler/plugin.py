@@ -35,7 +35,7 @@ def engine_scheduler() -> list[Provider]:
 
 
 class MineScheduler:
-    """Decodes, then prompts that have started, then new ones: each in the order of (priority, start_tag, arrival)."""
+    """Decodes, then prompts that have started, then new ones: each in the order of the view."""
 
     def __init__(self, config: MineSchedulerConfig, context: BuildContext) -> None:
         self._max_prompts = config.max_prompts

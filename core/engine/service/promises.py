@@ -1,0 +1,50 @@
+"""What the clients of a class of requests are promised, and which class a request is of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from engine.contracts.config import SloClass, SloSettings
+from engine.service.errors import ApiError, bad_request
+from engine.service.keys import Caller
+
+HEADER = "X-SLO-Class"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A class, and its name."""
+
+    name: str
+    slo: SloClass
+
+    def due_s(self, since_s: float) -> float:
+        """When the first token of a request is due."""
+        return since_s + self.slo.ttft_ms / 1e3
+
+
+def promise(settings: SloSettings, caller: Caller | None, asked: str | None) -> Promise | None:
+    """The class of a request: the one it asks for, or the first of its key, or the usual one. ``None``: there are none.
+    Raises :class:`ApiError` ``invalid`` for a class that is not there, or not for this key."""
+    allowed: Collection[str] = settings.classes
+    if caller is not None:
+        allowed = caller.slo or (settings.usual,)
+    if asked is not None and asked not in allowed:
+        raise bad_request(f"{HEADER}: {asked[:64]!r} is no class {_for(caller)}; expected {_listed(allowed)}.")
+    name = asked or (caller.slo[0] if caller is not None and caller.slo else settings.usual)
+    return Promise(name, settings.classes[name]) if name else None
+
+
+def late(promised: Promise, why: str, retry_after_s: int = 1) -> ApiError:
+    """The error of a request whose first token is not in time. ``why``: what it does instead."""
+    target = f"class {promised.name} has {promised.slo.ttft_ms:.0f} ms (slo.classes)"
+    return ApiError("overloaded", f"The first token {why}; {target}.", code="late", retry_after_s=max(retry_after_s, 1))
+
+
+def _for(caller: Caller | None) -> str:
+    return "of this server (slo.classes)" if caller is None else "for this key (slo in server.keys)"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(filter(None, names)) or "no such header"
