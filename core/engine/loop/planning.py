@@ -185,6 +185,8 @@ class Planner:
     def _itl_target_ms(self) -> float:
         """The least of those that decode."""
         mine = self._limits.itl_target_ms
+        if not self._queues.has_itl_targets:
+            return mine
         targets = [s.request.itl_ms or mine for s in self._queues.running if s.num_outputs or s.pending]
         return min(filter(None, targets), default=0.0) if targets else mine
 
