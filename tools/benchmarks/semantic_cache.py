@@ -1,8 +1,9 @@
 """What guards of ``router=semantic_cache`` pass: pairs of questions that ask the same, and pairs that do not.
 
 ``python -m tools.benchmarks.semantic_cache``: two tables over ``question_pairs.tsv``, written by hand and from
-templates: 12 and 12 pairs of the kinds that are known to fail (``first``), 200 and more of each (``own``). Then how long
-a lookup takes. ``--embedder NAME=FOLDER[:TENSOR]`` adds a table of token vectors, as ``embedder=static`` reads it.
+templates: 12 and 12 pairs of the kinds that are known to fail (``first``), 200 and more of each (``own``), and 48 that
+were written against what the guards leave out (``adversarial``). Then how long a lookup takes. ``--embedder
+NAME=FOLDER[:TENSOR]`` adds a table of token vectors, as ``embedder=static`` reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine_plugins.embedder.ngrams import NgramsConfig, NgramsEmbedder
 from engine_plugins.embedder.static import StaticConfig, StaticEmbedder
 from engine_plugins.router.response_cache import ResponseCacheConfig, ResponseCacheRouter
 from engine_plugins.router.semantic_cache import SemanticCacheConfig, SemanticCacheRouter
-from engine_plugins.router.wording import NEGATIONS, Vocabulary, content_words, is_number, why_never
+from engine_plugins.router.wording import NEGATIONS, NO_VOCABULARY, Vocabulary, content_words, is_number, why_never
 
 PAIRS = Path(__file__).with_name("question_pairs.tsv")
 CONFIGURED = Vocabulary(
@@ -35,6 +36,7 @@ CONFIGURED = Vocabulary(
 )  # fmt: skip
 """As somebody may configure it: half of the synonyms of the pairs, and one word that says nothing."""
 MOST_CHARS = 200
+COLUMNS = (("first", True), ("first", False), ("own", True), ("own", False), ("adversarial", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,13 @@ def words_of(pair: Pair, vocabulary: Vocabulary, keep: Callable[[str], bool]) ->
     return [word for word in one if keep(word)], [word for word in two if keep(word)]
 
 
-def equal_words(pair: Pair, vocabulary: Vocabulary = Vocabulary({}), keep: Callable[[str], bool] = is_plain) -> bool:
+def equal_words(pair: Pair, vocabulary: Vocabulary = NO_VOCABULARY, keep: Callable[[str], bool] = is_plain) -> bool:
     one, two = words_of(pair, vocabulary, keep)
     return one == two
 
 
 def equal_sets(pair: Pair, keep: Callable[[str], bool] = is_plain) -> bool:
-    one, two = words_of(pair, Vocabulary({}), keep)
+    one, two = words_of(pair, NO_VOCABULARY, keep)
     return sorted(one) == sorted(two)
 
 
@@ -96,15 +98,15 @@ WORD_GUARDS: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
 
 def row(name: str, pairs: Iterable[Pair], passes: Callable[[Pair], bool]) -> str:
     cells = []
-    for source in ("first", "own"):
-        for same in (True, False):
-            some = [pair for pair in pairs if (pair.source, pair.same) == (source, same)]
-            cells.append(f"{sum(map(passes, some))} / {len(some)}")
+    for source, same in COLUMNS:
+        some = [pair for pair in pairs if (pair.source, pair.same) == (source, same)]
+        cells.append(f"{sum(map(passes, some))} / {len(some)}")
     return f"| {name} | {' | '.join(cells)} |"
 
 
 def print_guards(pairs: Sequence[Pair], embedders: dict[str, Embedder]) -> None:
-    print("| guard | first: true hits | false hits | own: true hits | false hits |\n|---|---|---|---|---|")
+    print(f"| guard | {' | '.join(f'{source}: {same} hits'.lower() for source, same in COLUMNS)} |")
+    print("|---" * (1 + len(COLUMNS)) + "|")
     for name, embedder in embedders.items():
         scores = {id(pair): cosine(embedder, pair) for pair in pairs}
         for least in (0.95, 0.9, 0.8, 0.7):
@@ -143,7 +145,7 @@ def question(text: str, index: int = 0) -> ApiRequest:
         model="m",
         prompts=(tuple(text.encode()),),
         n=1,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=SamplingParams(temperature=0.0, max_tokens=256),
         cache_salt="",
         stop=(),
         stream=False,

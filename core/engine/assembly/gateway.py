@@ -88,8 +88,8 @@ def _router_problems(chosen: Sequence[Chosen]) -> Iterator[str]:
     for one in chosen:
         if one.slot == "router" and ANSWERS in one.offer.provider.provides:
             yield (
-                f"{one.label}: it answers from stored tokens, and a gateway has neither tokens nor a tokenizer; use it at "
-                "the servers, and router=prefix here, which sends equal prompts to the same one"
+                f"{one.label}: it answers from stored tokens, and a gateway has no tokens; use it at the servers, and "
+                "router=prefix here, which sends equal prompts to the same one"
             )
 
 

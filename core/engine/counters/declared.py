@@ -68,7 +68,11 @@ ANSWER_LOOKUPS = Metric(
     "counter", "engine_answer_cache_lookups_total", "requests", "Requests looked up among stored answers.", "outcome"
 )
 ANSWER_AUDITS = Metric(
-    "counter", "engine_answer_cache_audits_total", "requests", "Similar hits that an engine answered as well.", "outcome"
+    "counter",
+    "engine_answer_cache_audits_total",
+    "requests",
+    "Similar hits that an engine answered, too.",
+    "outcome",
 )
 ANSWER_FALSE_RATIO = Metric(
     "gauge", "engine_answer_cache_false_hit_ratio", "1", "95 % interval of false audits / all.", "bound"

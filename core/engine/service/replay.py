@@ -48,7 +48,8 @@ def choice_problem(choice: Mapping[str, Any]) -> str:
 
 
 def replayed(request_id: str, choice: Mapping[str, Any], engine: EngineHandle, reason: str = "") -> ReplayStream:
-    """``choice``: as made by :meth:`engine.service.generation.SequenceRun.record`. ``reason``: why it is given again."""
+    """``choice``: as made by :meth:`engine.service.generation.SequenceRun.record`. ``reason``: why it is
+    given again."""
     return ReplayStream(
         TokensOut(
             request_id,

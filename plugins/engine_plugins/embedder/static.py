@@ -53,7 +53,8 @@ class StaticEmbedder:
             self._data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._table = headers[name]
         self._rows, self.dim = self._table.shape
-        self._row = struct.Struct(f"<{self.dim}{_format(file, name, self._table)}")
+        self._is_bfloat16 = self._table.dtype == "BF16"
+        self._row = struct.Struct(f"<{self.dim}{'f' if self._is_bfloat16 else _format(file, name, self._table)}")
         self._weights = self._column(file, headers, "weights")
         self._mapping = self._column(file, headers, "mapping")
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -66,12 +67,22 @@ class StaticEmbedder:
             row = int(self._mapping[token]) if token < len(self._mapping) else token
             if row >= self._rows:
                 continue
-            vector = self._row.unpack_from(self._data, self._table.offset + row * self._row.size)
+            vector = self._read(row)
             if token < len(self._weights):
                 weight = self._weights[token]
                 vector = tuple([weight * value for value in vector])
             total = list(map(add, total, vector))
         return unit(total)
+
+    def _read(self, row: int) -> tuple[float, ...]:
+        size = self._table.num_bytes // self._rows
+        begin = self._table.offset + row * size
+        stored = self._data[begin : begin + size]
+        if self._is_bfloat16:  # the upper half of a float32
+            wide = bytearray(2 * size)
+            wide[2::4], wide[3::4] = stored[0::2], stored[1::2]
+            stored = bytes(wide)
+        return self._row.unpack(stored)
 
     def _column(self, file: Path, headers: dict[str, TensorHeader], name: str) -> tuple[float, ...]:
         """A number for each token; none where the file has no such tensor."""

@@ -2,9 +2,9 @@
 
 Deterministic are greedy requests (``temperature`` 0) and requests with a ``seed``, whose samples depend on
 seed and position only. A stored answer comes back only if everything that shapes the answer is equal, the plan of the
-engines included; requests with different ``cache_salt`` never share answers, so tenants can be kept apart. Improves TTFT and
-end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise. Other requests go where router
-``prefix`` sends them.
+engines included; requests with different ``cache_salt`` never share answers, so tenants can be kept apart. Improves
+TTFT and end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise. Other requests go where
+router ``prefix`` sends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Router ``semantic_cache``: as ``response_cache``, and a question that says the same in other words gets the same answer.
+"""Router ``semantic_cache``: as ``response_cache``, and a question asked in another form gets the same answer.
 
 Only the last turn of a conversation may differ. Everything else that shapes the answer must be equal: tenant, model and
 plan, system prompt and earlier turns, sampling, stops, format. Of the last turn the content words must be equal, in
@@ -6,8 +6,9 @@ order, digits and negations among them (:mod:`engine_plugins.router.wording`), s
 takes the same time however much is stored. Then the cosine of the two turns' vectors, which slot ``embedder`` makes,
 must reach ``router.min_similarity``: what words alone pass, it may still refuse, never the other way round.
 
-A share of such requests is answered by an engine all the same: where the two answers do not agree, that was a false hit.
-Once more than ``router.max_false`` of them are false, with 95 % confidence, similar questions are no longer answered.
+A share of such requests is answered by an engine all the same: where the two answers do not agree, that was a false
+hit. Once more than ``router.max_false`` of them are false, with 95 % confidence, similar questions are no longer
+answered.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ Z = 1.959964
 """Of a normal distribution, for 95 %."""
 INDEX_BYTES = 256
 """What an entry of the index costs besides its vector."""
+VECTOR_BYTES = array("d").itemsize
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -115,8 +117,8 @@ class SemanticCacheRouter:
         self._exact = ResponseCacheRouter(config, context, clock)
         self._index: OrderedDict[bytes, Similar] = OrderedDict()
         """By :func:`question_key`, the least recently used first."""
-        entry_bytes = INDEX_BYTES + self._embedder.dim * 8
-        self._most = max(1, min(config.max_entries, config.max_bytes // entry_bytes))
+        self._entry_bytes = INDEX_BYTES + self._embedder.dim * VECTOR_BYTES
+        self._most = max(1, min(config.max_entries, config.max_bytes // self._entry_bytes))
         self._audit = Audit(config.max_false)
         self._similar_hits = 0
 
@@ -153,9 +155,10 @@ class SemanticCacheRouter:
             self._remember(key, Similar(own, self._vector(request)))
 
     def tally(self) -> AnswerTally:
-        audit = self._audit
+        audit, exact = self._audit, self._exact.tally()
         return replace(
-            self._exact.tally(),
+            exact,
+            bytes=exact.bytes + len(self._index) * self._entry_bytes,
             similar_hits=self._similar_hits,
             audits=audit.audits,
             false_hits=audit.false_hits,

@@ -1,9 +1,9 @@
 """What a question says, as far as its words tell: what may not be compared at all, and the words that must be equal.
 
 Two questions ask the same if they say the same content words in the same order, digits and negations among them. What
-is left out is a short list: articles, forms of *be* and *do*, forms of asking (:data:`FORMS`), the plural ``-s`` of
-words that are no names, and the synonyms that somebody lists. All of it is English; words of other languages are
-compared as they are, unless they are spelt like one of the list.
+is left out is a short list: articles, *of*, forms of asking (:data:`FORMS`), the plural ``-s`` of words that are no
+names, and the synonyms that somebody lists. All of it is English; words of other languages are compared as they are,
+unless they are spelt like one of the list.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-NEGATIONS = frozenset({"not", "no", "never", "without", "none", "nobody", "nothing", "neither", "nor", "cannot"})
-FUNCTION_WORDS = frozenset({"a", "an", "the", "is", "are", "am", "be", "do", "does", "of", "please", "'s"})
-"""Say nothing of their own between content words that keep their order. Prepositions, pronouns, *was*, *will*, *can*
-and *should* do: they are compared."""
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NEGATIONS = words("not no never without none nobody nothing neither nor")
+FUNCTION_WORDS = frozenset({"a", "an", "the", "of", "'s"})
+"""Say nothing of their own between content words that keep their order. Prepositions, pronouns and auxiliaries do: *is
+the door open* and *does the door open* are two questions."""
+ONE_FORM = {"does": "do", "are": "is", "am": "is"}
+LETTERED = words("vitamin hepatitis influenza plan type class grade option group team level part section choice answer")
+"""After these *a* is a letter."""
 NUMBERS = {
-    word: str(number)
-    for number, word in enumerate("two three four five six seven eight nine ten eleven twelve".split(), start=2)
-}
-ASKING = frozenset("what who whom whose which when where why how is are am was were do does did can could".split())
-"""A question begins with one of these, or ends with a question mark. ``a joke`` asks for one, ``a joke?`` what it is."""
+    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+    "ten": "10", "eleven": "11", "twelve": "12",
+}  # fmt: skip
+ASKING = words("what who whom whose which when where why how is are am was were do does did can could")
+"""A question begins with one of these, or ends with a question mark: ``a joke`` asks for one, ``a joke?`` what it
+is."""
 FORMS = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
@@ -34,39 +43,41 @@ FORMS = tuple(
         (r"'ve\b", " have"),
         (r"\bi'm\b", "i am"),
         (r"\bi'd (?=like|love|want)", "i would "),
-        (r"^(?:(?:hi|hello|hey|please|kindly|excuse me|ok|okay)\b[\s,!.]*)+", ""),
-        (r"(?:[\s,.]*\b(?:please|thanks|thank you|thx|cheers)\b[\s!.]*)+$", ""),
+        (r"^(?:(?:hi|hello|hey|excuse me|ok|okay)[,!.]\s*|(?:please|kindly)\b,?\s*)+", ""),
+        (r"(?<=[,.!?])\s*(?:please|thanks|thank you|thx)[\s!.]*$|\s+please[\s!.]*$|(?<=,)\s*please(?=\?)", ""),
         (r"^(?:can|could|would|will) you (?:please )?(?=tell|explain|let me know|help)", ""),
         (r"^help me understand ", "explain "),
         (r"^(?:do you know|i (?:would like|want|need) to know|i wonder|let me know) (?=wh|how)", ""),
         (r"^(?:tell me|explain(?: to me)?) (?=wh|how)", ""),
         (r"^(?:tell me (?:more )?about|explain(?: to me)?) ", "what is "),
         (r"\b(?:is|are) there\b", "exist"),
+        (r"\ba (few|little)\b", r"some \1"),
         (r"^(?:is it possible(?: for me)? to|am i able to) ", "can i "),
         (r"^(?:what is the way|how (?:do|can|does|could) (?:i|we|one|someone|somebody)|how) (?:to )?", "how "),
-        (r"^where (?:(?:do|can|could) (?:i|we|one)|to) ", "where "),
+        (r"^where (?:can (?:i|we|one)|to) ", "where "),
         (r"^what (?:is|are) ", ""),
     )
 )  # fmt: skip
 """Forms of asking one thing, made one form, in this order."""
-SAME_FORM = frozenset(
-    "news customs arms goods means glasses damages contents savings manners minutes always perhaps besides "
-    "sometimes afterwards mathematics physics economics politics series species lens his hers ours theirs yours".split()
+SAME_FORM = words(
+    "news odds looks works customs arms goods means glasses damages contents savings manners minutes "
+    "always perhaps besides sometimes afterwards mathematics physics economics politics series species lens "
+    "his hers ours theirs yours"
 )
 """Words whose final s is no plural's, or makes another word."""
-REFERS = frozenset(
+REFERS = words(
     "again it its itself this that these those he him she they them former latter previous previously above below "
-    "earlier instead else another same continue more here".split()
+    "earlier instead else another same continue"
 )
 """Say something only of what was said before. (*her* and *his* stay: somebody else's words.)"""
-TODAY = frozenset(
+TODAY = words(
     "today tonight tomorrow yesterday now currently current latest recent recently nowadays "
-    "monday tuesday wednesday thursday friday saturday sunday weekend week month year season ago".split()
+    "monday tuesday wednesday thursday friday saturday sunday weekend week month year season ago"
 )
 """The answer is another one soon."""
-OF_WORDS = frozenset(
+OF_WORDS = words(
     "translate rewrite rephrase paraphrase summarize summarise spell count correct proofread repeat reverse rhyme "
-    "letter letters word words character characters sentence syllable syllables anagram".split()
+    "letter letters word words character characters sentence syllable syllables anagram"
 )
 """The question is about words themselves, articles and all."""
 MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -87,7 +98,9 @@ NEVER = (
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|'s\b|[^\s\w]|_")
 _SILENT = frozenset(".,;:!?'()-–—…¿¡")
 """Signs that say nothing. Others, as in C++, 5 % or -5 € do."""
-_SIGNED = re.compile(r"(?:(?<=\s)|^)-(?=\d)")
+_MEANT = re.compile(r"(?<![^\W\d_])-\s?(?=\d)|(?<=\d)(?::(?=\d)|['!])|(?<!\S)\.(?=\w)")
+"""Silent signs that do say something: minus, a ratio, a factorial, ``.net``."""
+_LOUD = str.maketrans("-:'!.", "−∶′‼․")
 REQUEST = "!"
 """In the place of a question mark where nothing is asked."""
 
@@ -119,8 +132,8 @@ def why_never(text: str, max_chars: int) -> str:
         if pattern.search(lower):
             return name
     said = {*re.findall(r"[^\W\d_]+", _in_one_form(lower, NO_VOCABULARY))}
-    for why, words in (("refers to what was said", REFERS), ("about today", TODAY), ("about words", OF_WORDS)):
-        if found := said & words:
+    for why, listed in (("refers to what was said", REFERS), ("about today", TODAY), ("about words", OF_WORDS)):
+        if found := said & listed:
             return f"{why}: {min(found)}"
     return ""
 
@@ -129,12 +142,19 @@ def content_words(text: str, vocabulary: Vocabulary = NO_VOCABULARY) -> tuple[st
     """In order, digits and negations among them; empty if nothing is said."""
     names, acronyms = _names(text)
     found = list[str]()
-    for token in _TOKEN.findall(_in_one_form(_SIGNED.sub("−", text.lower()), vocabulary)):
-        if token in acronyms:
+    before = ""
+    for token in _TOKEN.findall(_in_one_form(_with_meant(text.lower()), vocabulary)):
+        if token in acronyms or (token == "a" and before in LETTERED):
             found.append(token.upper())
         elif token not in FUNCTION_WORDS and token not in _SILENT and token not in vocabulary.ignored:
-            found.append(NUMBERS.get(token) or (token if token in names else singular(token)))
+            word = NUMBERS.get(token) or ONE_FORM.get(token, token)
+            found.append(word if token in names else singular(word))
+        before = token
     return (*found, *([] if not found or _asks(text) else [REQUEST]))
+
+
+def _with_meant(lower: str) -> str:
+    return _MEANT.sub(lambda match: match[0].translate(_LOUD), lower)
 
 
 def singular(word: str) -> str:
@@ -171,4 +191,5 @@ def _names(text: str) -> tuple[set[str], set[str]]:
     if text.isupper():
         return set(), set()
     acronyms = {word.lower() for word in words if len(word) > 1 and word.isupper()}
-    return {word.lower() for word in words[1:] if word[:1].isupper()}, acronyms
+    names = {word.lower() for word in words[1:] if word[:1].isupper()}
+    return names, acronyms | (names & {"a"})  # vitamin A
