@@ -45,6 +45,8 @@ class StaticEmbedder:
         if not config.path:
             raise ValueError("embedder.path is empty; name a folder in the layout of model2vec: embedder.path=DIR")
         folder, name = Path(config.path), config.tensor
+        if not folder.is_dir():
+            raise ValueError(f"embedder.path={config.path}: no such directory")
         file = folder / "model.safetensors"
         headers = read_header(file)
         if name not in headers or len(headers[name].shape) != 2:

@@ -83,7 +83,7 @@ def test_the_input_embeddings_of_a_model_will_do() -> None:
     "config, said",
     [
         ({"path": ""}, r"embedder\.path is empty; name a folder"),
-        ({"path": "nowhere"}, r"nowhere/model\.safetensors"),
+        ({"path": "nowhere"}, r"embedder\.path=nowhere: no such directory"),
         ({"tensor": "words"}, r"expected a tensor 'words' \[vocab_size, dim\]; it has embeddings"),
     ],
 )

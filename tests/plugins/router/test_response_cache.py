@@ -177,11 +177,9 @@ def test_every_field_of_the_contract_is_part_of_the_key_but_the_id_and_how_it_is
 def test_engines_of_another_plan_answer_for_themselves():
     """Two quantizers, or one before a restart and another after it, say other things in the same words of a request."""
     cache = make()
-    cache.finished(replace(REQUEST, fingerprint="fp_int8"), ANSWER)
-    assert hits(cache, replace(REQUEST, fingerprint="fp_int8"), replace(REQUEST, fingerprint="fp_int4")) == [
-        True,
-        False,
-    ]
+    int8, int4 = (replace(REQUEST, fingerprint=f"fp_{name}") for name in ("int8", "int4"))
+    cache.finished(int8, ANSWER)
+    assert hits(cache, int8, int4) == [True, False]
 
 
 def test_an_answer_grows_old_and_is_no_younger_for_being_given_again():
