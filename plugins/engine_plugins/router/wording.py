@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 def words(text: str) -> frozenset[str]:
@@ -55,7 +56,6 @@ FORMS = tuple(
         (r"^(?:is it possible(?: for me)? to|am i able to) ", "can i "),
         (r"^(?:what is the way|how (?:do|can|does|could) (?:i|we|one|someone|somebody)|how) (?:to )?", "how "),
         (r"^where (?:can (?:i|we|one)|to) ", "where "),
-        (r"^what (?:is|are) ", ""),
     )
 )  # fmt: skip
 """Forms of asking one thing, made one form, in this order."""
@@ -95,6 +95,7 @@ NEVER = (
     ("what is no text", re.compile(r"[\x00-\x1f\ud800-\udfff\ufffc\ufffd]")),
 )
 """What a question may not have, by its name."""
+_WHAT_IS = re.compile(r"^what (?:is|are) ")
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|'s\b|[^\s\w]|_")
 _SILENT = frozenset(".,;:!?'()-–—…¿¡")
 """Signs that say nothing. Others, as in C++, 5 % or -5 € do."""
@@ -131,7 +132,7 @@ def why_never(text: str, max_chars: int) -> str:
     for name, pattern in NEVER:
         if pattern.search(lower):
             return name
-    said = {*re.findall(r"[^\W\d_]+", _in_one_form(lower, NO_VOCABULARY))}
+    said = {*re.findall(r"[^\W\d_]+", _in_one_form(text))}
     for why, listed in (("refers to what was said", REFERS), ("about today", TODAY), ("about words", OF_WORDS)):
         if found := said & listed:
             return f"{why}: {min(found)}"
@@ -142,19 +143,15 @@ def content_words(text: str, vocabulary: Vocabulary = NO_VOCABULARY) -> tuple[st
     """In order, digits and negations among them; empty if nothing is said."""
     names, acronyms = _names(text)
     found = list[str]()
-    before = ""
-    for token in _TOKEN.findall(_in_one_form(_with_meant(text.lower()), vocabulary)):
+    formed, before = _in_one_form(text), ""
+    for token in _TOKEN.findall(vocabulary.one_word_each(_WHAT_IS.sub("", formed))):
         if token in acronyms or (token == "a" and before in LETTERED):
             found.append(token.upper())
         elif token not in FUNCTION_WORDS and token not in _SILENT and token not in vocabulary.ignored:
             word = NUMBERS.get(token) or ONE_FORM.get(token, token)
             found.append(word if token in names else singular(word))
         before = token
-    return (*found, *([] if not found or _asks(text) else [REQUEST]))
-
-
-def _with_meant(lower: str) -> str:
-    return _MEANT.sub(lambda match: match[0].translate(_LOUD), lower)
+    return (*found, *([] if not found or _asks(formed) else [REQUEST]))
 
 
 def singular(word: str) -> str:
@@ -170,19 +167,17 @@ def is_number(word: str) -> bool:
     return word[0].isdigit() or not word.isalpha()
 
 
-def _in_one_form(lower: str, vocabulary: Vocabulary) -> str:
-    text = " ".join(lower.split())
+@lru_cache(maxsize=64)
+def _in_one_form(text: str) -> str:
+    """In lower case, in one form of asking; *what is* stands before what is asked for."""
+    found = " ".join(_MEANT.sub(lambda match: match[0].translate(_LOUD), text.lower()).split())
     for pattern, to in FORMS:
-        text = pattern.sub(to, text)
-    return vocabulary.one_word_each(text)
+        found = pattern.sub(to, found)
+    return found
 
 
-def _asks(text: str) -> bool:
-    """Of what was written, without what is said before asking."""
-    lower = " ".join(text.lower().split())
-    for pattern, to in FORMS[:-1]:
-        lower = pattern.sub(to, lower)
-    return lower.rstrip(" '\")").endswith("?") or lower.partition(" ")[0] in ASKING
+def _asks(formed: str) -> bool:
+    return formed.rstrip(" '\")").endswith("?") or formed.partition(" ")[0] in ASKING
 
 
 def _names(text: str) -> tuple[set[str], set[str]]:
