@@ -89,7 +89,7 @@ def _router_problems(chosen: Sequence[Chosen]) -> Iterator[str]:
         if one.slot == "router" and ANSWERS in one.offer.provider.provides:
             yield (
                 f"{one.label}: it answers from stored tokens, and a gateway has no tokens; use it at the servers, and "
-                "router=prefix here, which sends equal prompts to the same one"
+                "another router here"
             )
 
 

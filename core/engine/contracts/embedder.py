@@ -1,6 +1,6 @@
 """Slot ``embedder``: what does this text mean?
 
-Asked by routers that compare texts (``router=semantic_cache``), through :attr:`BuildContext.embedder
+Asked by routers that compare texts, through :attr:`BuildContext.embedder
 <engine.contracts.provider.BuildContext.embedder>`: a plugin that nobody asks for is not built.
 """
 

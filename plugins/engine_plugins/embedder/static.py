@@ -15,8 +15,6 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from engine.checkpoint.files import open_file
 from engine.checkpoint.headers import TensorHeader, read_header
 from engine.contracts.config import SlotConfig
@@ -44,6 +42,8 @@ class StaticEmbedder:
     def __init__(self, config: StaticConfig, context: BuildContext) -> None:
         if not config.path:
             raise ValueError("embedder.path is empty; name a folder in the layout of model2vec: embedder.path=DIR")
+        from tokenizers import Tokenizer  # slow to import, for those who have other embedders
+
         folder, name = Path(config.path), config.tensor
         if not folder.is_dir():
             raise ValueError(f"embedder.path={config.path}: no such directory")
