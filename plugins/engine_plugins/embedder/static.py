@@ -11,7 +11,6 @@ import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ class StaticEmbedder:
         self._tokenizer.no_truncation()
 
     def embed(self, text: str) -> Sequence[float]:
-        total = [0.0] * self.dim
+        vectors = list[Sequence[float]]()
         for token in self._tokenizer.encode(text, add_special_tokens=False).ids[:MOST_TOKENS]:
             row = int(self._mapping[token]) if token < len(self._mapping) else token
             if row >= self._rows:
@@ -73,8 +72,8 @@ class StaticEmbedder:
             if token < len(self._weights):
                 weight = self._weights[token]
                 vector = tuple([weight * value for value in vector])
-            total = list(map(add, total, vector))
-        return unit(total)
+            vectors.append(vector)
+        return unit(list(map(sum, zip(*vectors, strict=True))) or [0.0] * self.dim)
 
     def _read(self, row: int) -> tuple[float, ...]:
         size = self._table.num_bytes // self._rows
