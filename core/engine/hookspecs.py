@@ -143,19 +143,36 @@ def engine_constraint() -> list[Provider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def engine_embedder() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer embedders: what does this text mean? Contract: ``engine.contracts.embedder``.
+
+    .. code-block:: python
+
+        @dataclass(frozen=True)
+        class WordsConfig(SlotConfig):
+            path: str = "vectors.bin"
+
+
+        @hookimpl
+        def engine_embedder():
+            return [Provider("words", "engine_mine:Words", config=WordsConfig, doc="The mean of word vectors.")]
+    """
+
+
+@hookspec
 def engine_router() -> list[Provider]:  # type: ignore[empty-body]
     """Offer routers: who answers this API request? Contract: ``engine.contracts.router``.
 
     .. code-block:: python
 
         @dataclass(frozen=True)
-        class SemanticConfig(SlotConfig):
-            similarity: float = 0.95
+        class StickyConfig(SlotConfig):
+            forget_after_s: float = 600.0
 
 
         @hookimpl
         def engine_router():
-            return [Provider("semantic_cache", "engine_mine:SemanticCache", config=SemanticConfig)]
+            return [Provider("sticky", "engine_mine:Sticky", config=StickyConfig)]
     """
 
 

@@ -244,3 +244,9 @@ def test_patience_has_an_end(seconds: str) -> None:
 def test_a_provider_is_not_named_like_a_target() -> None:
     with pytest.raises(ValueError, match="name it otherwise"):
         GatewaySettings(["http://h:1"], providers={"h:1": ProviderSettings("https://p/v1", {"a": "b"})})
+
+
+@pytest.mark.parametrize("router", ["response_cache", "semantic_cache"])
+def test_routers_that_answer_from_tokens_are_refused_and_what_to_use_is_said(router: str) -> None:
+    said = problems(A, f"router={router}")
+    assert f"router={router}: it answers from stored tokens, and a gateway has no tokens; use it at the servers" in said

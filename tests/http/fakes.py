@@ -87,9 +87,11 @@ def _dechunk(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def running(script: Script = HELLO, start: bool = True, **server: Any) -> AsyncIterator[Running]:
+async def running(
+    script: Script = HELLO, start: bool = True, router: Any = None, **server: Any
+) -> AsyncIterator[Running]:
     """A server on a free loopback port over a scripted engine."""
-    client, router, exporter = ScriptedClient(script), DirectRouter(), MemoryExporter()
+    client, router, exporter = ScriptedClient(script), router or DirectRouter(), MemoryExporter()
     instance = Server(
         make_plan(**server), {"default": client}, router, [exporter], make_tokenizer(), say=lambda line: None
     )

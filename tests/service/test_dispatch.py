@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
-from engine.contracts.router import Answer, Attempts, Reject, ToEngine, ToUrl
+from engine.contracts.events import FirstTokenEvent, RequestEvent, StoredAnswersEvent, TokensEvent
+from engine.contracts.router import Answer, AnswerTally, Attempts, Reject, ToEngine, ToUrl
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
@@ -19,7 +19,7 @@ from engine.service.prepare import make_job
 from engine.service.protocol import CompletionOptions
 from engine.service.timings import Arrival
 
-from .fakes import DirectRouter, MemoryExporter, ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
+from .fakes import END, DirectRouter, MemoryExporter, ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
 
 
 class Fleet:
@@ -140,3 +140,40 @@ async def test_attempts_name_engines_of_the_fleet_and_count_each_prompt() -> Non
     assert "at least one engine, each of the fleet" in route_problem(Attempts(("a", "c")), 1, 1, engines)
     assert "for each of 2 prompts" in route_problem(Attempts(("a",), cached_tokens=(1,)), 2, 2, engines)
     assert "from 0" in route_problem(Attempts(("a",), cached_tokens=(-1,)), 1, 1, engines)
+
+
+@in_loop
+async def test_timings_say_that_an_answer_was_stored() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    stored = Answer(({"tokens": (*ids("Hi"), END), "finish_reason": "stop", "stop_token": END},), "as before")
+    job = fleet.job()
+    async with fleet.dispatcher.generate(job, stored) as generation:
+        assert "".join([delta.text async for delta in generation]) == "Hi"
+        assert generation.account().public()["route"] == {"reason": "as before"}
+    assert not any(client.requests for client in fleet.clients.values())
+
+
+class Tallies(DirectRouter):
+    """Stores answers, or says so."""
+
+    said: Any = AnswerTally(hits=1, misses=2)
+
+    def tally(self) -> Any:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+@in_loop
+async def test_what_came_of_stored_answers_is_published_after_each_job() -> None:
+    fleet = Fleet()
+    router = Tallies()
+    fleet.dispatcher = Dispatcher(Placing(router), fleet.engines, fleet.bus)
+    await fleet.start()
+    router.decision = ToEngine("b")
+    for said in (router.said, None, ValueError("lost count"), AnswerTally(hits=5)):
+        router.said = said
+        assert await texts(fleet, fleet.job()) == ["I am b"]
+    events = fleet.bus.settled(lambda: list(fleet.events))
+    assert [event.hits for event in events if isinstance(event, StoredAnswersEvent)] == [1, 5]

@@ -13,6 +13,7 @@ from engine.contracts.events import (
     ProxiedEvent,
     RejectedEvent,
     StepEvent,
+    StoredAnswersEvent,
 )
 from engine.counters import declared
 from engine.loop.messages import StepOutputs
@@ -21,7 +22,7 @@ from engine.testing.exporter import one_of_each, step_event
 
 from .fakes import ScriptedClient, in_loop, make_plan, make_tokenizer
 
-OF_THE_SERVER = (ProxiedEvent, DroppedEvent)
+OF_THE_SERVER = (ProxiedEvent, StoredAnswersEvent, DroppedEvent)
 
 
 def handle(name: str) -> EngineHandle:

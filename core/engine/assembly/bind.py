@@ -19,6 +19,7 @@ from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
 from engine.contracts.constraint import Constraint
 from engine.contracts.drafter import DeviceDrafter, Drafter, HostDrafter
+from engine.contracts.embedder import Embedder
 from engine.contracts.exporter import Exporter
 from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
@@ -109,8 +110,15 @@ def bind(plan: EnginePlan, described: DescribedModel | None = None) -> BoundEngi
 
 def bind_api(plan: EnginePlan) -> ApiParts:
     """Import and build what the API process asks. Raises :class:`AssemblyError` naming each plugin that fails."""
-    parts = build_slots(plan, ("router", "exporter"), build_context(plan))
+    context = build_context(plan)
+    asking = replace(context, embedder=partial(_bind_embedder, plan, context))
+    parts = build_slots(plan, ("router", "exporter"), asking)
     return ApiParts(cast(Router, parts["router"][0]), cast(tuple[Exporter, ...], parts["exporter"]))
+
+
+def _bind_embedder(plan: EnginePlan, context: BuildContext) -> Embedder:
+    """Import and build the plugin. Raises :class:`AssemblyError`."""
+    return cast(Embedder, build_slots(plan, ("embedder",), context)["embedder"][0])
 
 
 def bind_constraint(plan: EnginePlan) -> Constraint:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from engine.assembly.assemble import configure
 from engine.assembly.bind import build_choices
-from engine.assembly.choosing import choose_without_model
+from engine.assembly.choosing import Chosen, choose_without_model
 from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError, nearest
 from engine.assembly.negotiation import slot_choice
@@ -19,7 +19,7 @@ from engine.assembly.plan import SlotChoice
 from engine.contracts.config import GatewaySettings, Settings
 from engine.contracts.exporter import Exporter
 from engine.contracts.provider import BuildContext
-from engine.contracts.router import BLOCK_UNITS, Router
+from engine.contracts.router import ANSWERS, BLOCK_UNITS, Router
 
 PARTS = ("gateway", "server", "router", "exporter", "plugins", "preset")
 """Keys of the configuration that a gateway has."""
@@ -54,6 +54,7 @@ def gateway_parts(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Gat
     settings = configured.composed.settings
     problems += _setting_problems(settings.gateway)
     chosen = choose_without_model(configured.composed, configured.discovered, ("router", "exporter"), problems)
+    problems += _router_problems(chosen)
     if problems:
         raise AssemblyError(problems)
     choices = [slot_choice(one) for one in chosen]
@@ -81,6 +82,15 @@ def _setting_problems(gateway: GatewaySettings) -> Iterator[str]:
             yield f"{key}.key_env={name}: the environment has no such variable, or it is empty"
         elif not value.isprintable() or value != value.strip():
             yield f"{key}.key_env={name}: the variable has a line break, a space at an end or a control character"
+
+
+def _router_problems(chosen: Sequence[Chosen]) -> Iterator[str]:
+    for one in chosen:
+        if one.slot == "router" and ANSWERS in one.offer.provider.provides:
+            yield (
+                f"{one.label}: it answers from stored tokens, and a gateway has no tokens; use it at the servers, and "
+                "another router here"
+            )
 
 
 def _overrides(words: Sequence[str]) -> list[str]:

@@ -249,6 +249,21 @@ class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
     """The class that it was of, where that was known."""
 
 
+class StoredAnswersEvent(msgspec.Struct, frozen=True, tag="stored_answers"):
+    """What came of stored answers since the start: :class:`engine.contracts.router.AnswerTally`."""
+
+    at_s: float
+    hits: int = 0
+    similar_hits: int = 0
+    misses: int = 0
+    audits: int = 0
+    false_hits: int = 0
+    false_rate: tuple[float, float] = (0.0, 1.0)
+    entries: int = 0
+    bytes: int = 0
+    suspended: bool = False
+
+
 class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):
     """Events no exporter saw, because the bounded queue in front of the exporters was full."""
 
@@ -266,6 +281,7 @@ Event = (
     | RequestEvent
     | ProxiedEvent
     | RejectedEvent
+    | StoredAnswersEvent
     | DroppedEvent
 )
 """Every event an exporter can receive."""

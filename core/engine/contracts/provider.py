@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.contracts.config import Settings, SlotConfig
+from engine.contracts.embedder import Embedder
 from engine.contracts.graph import Graph
 from engine.contracts.model import DeviceFacts, ModelFacts
 
@@ -63,6 +64,10 @@ def no_graph(model: ModelFacts) -> NoReturn:
     raise ValueError(f"{model.path}: this context knows no architecture")
 
 
+def no_embedder() -> NoReturn:
+    raise ValueError("this context has no embedder")
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What a factory may know when it builds its plugin; the same value for every slot."""
@@ -89,3 +94,5 @@ class BuildContext:
     """Its facts, for checkpoints of a whole model that the plan's architecture computes. Raises ``ValueError``."""
     describe: Callable[[ModelFacts], Graph] = no_graph
     """What the plan's architecture records of such a model."""
+    embedder: Callable[[], Embedder] = no_embedder
+    """Builds the plan's embedder. Plugins of the API process may call it."""

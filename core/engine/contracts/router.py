@@ -10,8 +10,19 @@ from engine.contracts.request import SamplingParams
 
 UNIT_BYTES = 4
 """A gateway has no tokenizer: it takes so many bytes of a prompt for a token, and their value for its id."""
+ANSWERS = "answers"
+"""Capability of routers that give stored answers."""
 BLOCK_UNITS = 16
 """Of which so many are a block, as most engines have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The last turn of a conversation, where it is its user's, is text alone, and no function may be called."""
+
+    text: str
+    rest: Any
+    """Everything else that the model is given, for a hash: the turns before, the variables of the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,10 @@ class ApiRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Every field of the body that was given, as plain values, but those that ``prompts`` has.
     Some of them shape the text and nothing else here."""
+    fingerprint: str = ""
+    """Of the plan of the engines it is for: what another plan answers is another answer. Empty at a gateway."""
+    question: Question | None = None
+    """How the prompt ends, where that is a question; ``None`` at a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,8 @@ class Answer:
     """A stored answer: per choice, the output tokens with logprobs and finish reason, as ``finished`` got it."""
 
     choices: tuple[Mapping[str, Any], ...]
+    reason: str = field(default="", compare=False)
+    """Why it is given again, in a few words: it is part of the response's ``timings``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +174,38 @@ class RouterTold(Protocol):
     def begun(self, request: ApiRequest, engine_id: str) -> None:
         """Sequences of the request were sent to an engine: after ``place``, and once more for each engine that takes
         over. With ``place`` of the same request no other one was placed in between."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTally:
+    """What came of stored answers since the start, and what is stored now."""
+
+    hits: int = 0
+    """Requests that were given the answer to an equal one."""
+    similar_hits: int = 0
+    """Requests that were given the answer to a similar one."""
+    misses: int = 0
+    """Requests that were looked up, and answered by an engine."""
+    audits: int = 0
+    """Requests with a similar one stored that an engine answered all the same."""
+    false_hits: int = 0
+    """Audits in which the two answers did not agree."""
+    false_rate: tuple[float, float] = (0.0, 1.0)
+    """The interval of ``false_hits / audits`` (Wilson, 95 %)."""
+    entries: int = 0
+    bytes: int = 0
+    suspended: bool = False
+    """Answers to similar requests are no longer given: too many audits failed."""
+
+
+@runtime_checkable
+class AnswerStore(Protocol):
+    """A router that gives stored answers. It ``provides`` :data:`ANSWERS`, so that a gateway, which
+    has no tokens, refuses it."""
+
+    def tally(self) -> AnswerTally:
+        """Called after :meth:`Router.finished`."""
         ...
 
 

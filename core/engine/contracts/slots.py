@@ -24,6 +24,7 @@ from engine.contracts.config import (
 )
 from engine.contracts.constraint import Constraint
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
+from engine.contracts.embedder import Embedder
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
@@ -35,7 +36,7 @@ from engine.contracts.quantizer import (
     Quantizer,
     UnpackingQuantizer,
 )
-from engine.contracts.router import ModelChooser, Router, RouterTold
+from engine.contracts.router import AnswerStore, ModelChooser, Router, RouterTold
 from engine.contracts.scheduler import Scheduler
 
 
@@ -115,7 +116,14 @@ SLOTS: dict[str, Slot] = {
             config=ConstraintConfig,
             suite="engine.testing.constraint:suite_for",
         ),
-        Slot("router", Router, (RouterTold, ModelChooser), suite="engine.testing.router:suite_for", in_api=True),
+        Slot("embedder", Embedder, suite="engine.testing.embedder:suite_for", in_api=True),
+        Slot(
+            "router",
+            Router,
+            (RouterTold, ModelChooser, AnswerStore),
+            suite="engine.testing.router:suite_for",
+            in_api=True,
+        ),
         Slot(
             "exporter",
             Exporter,

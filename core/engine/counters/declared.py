@@ -67,6 +67,22 @@ REJECTED = Metric("counter", "engine_rejected_total", "requests", "Requests refu
 SLO_MET = Metric("counter", "engine_slo_met_total", "sequences", "First token in time for its class.", "class")
 SLO_MISSED = Metric("counter", "engine_slo_missed_total", "sequences", "First token late, or none.", "class")
 SLO_REFUSED = Metric("counter", "engine_slo_refused_total", "requests", "Requests of the class answered 429.", "class")
+ANSWER_LOOKUPS = Metric(
+    "counter", "engine_answer_cache_lookups_total", "requests", "Requests looked up among stored answers.", "outcome"
+)
+ANSWER_AUDITS = Metric(
+    "counter",
+    "engine_answer_cache_audits_total",
+    "requests",
+    "Similar hits that an engine answered, too.",
+    "outcome",
+)
+ANSWER_FALSE_RATIO = Metric(
+    "gauge", "engine_answer_cache_false_hit_ratio", "1", "95 % interval of false audits / all.", "bound"
+)
+ANSWER_ENTRIES = Metric("gauge", "engine_answer_cache_entries", "answers", "Answers stored.")
+ANSWER_BYTES = Metric("gauge", "engine_answer_cache_bytes", "bytes", "What they take.")
+ANSWER_SUSPENDED = Metric("gauge", "engine_answer_cache_suspended", "1", "1: similar questions are no longer answered.")
 DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
 """All metrics, in the order of pages and documentation."""

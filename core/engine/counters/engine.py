@@ -16,6 +16,7 @@ from engine.contracts.events import (
     RejectedEvent,
     RequestEvent,
     StepEvent,
+    StoredAnswersEvent,
     TokensEvent,
 )
 from engine.counters import declared
@@ -42,6 +43,9 @@ class EngineCounters:
             declared.STEP_TOKENS.name: ("prefill", "decode"),
             declared.REJECTED.name: STATUSES,
             **{metric.name: classes for metric in (declared.SLO_MET, declared.SLO_MISSED, declared.SLO_REFUSED)},
+            declared.ANSWER_LOOKUPS.name: ("hit", "similar", "miss"),
+            declared.ANSWER_AUDITS.name: ("agreed", "false"),
+            declared.ANSWER_FALSE_RATIO.name: ("low", "high"),
         }
         self._histograms: dict[str, Histogram] = {}
         self._scalars: dict[str, Scalar] = {}
@@ -74,6 +78,8 @@ class EngineCounters:
                     self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
                     if event.slo_class and event.status == 429:
                         self._add(declared.SLO_REFUSED, 1, event.slo_class)
+                case StoredAnswersEvent():
+                    self._on_stored_answers(event)
                 case DroppedEvent():
                     self._add(declared.DROPPED_EVENTS, event.num_events)
 
@@ -101,6 +107,18 @@ class EngineCounters:
         self._add(declared.PREEMPTIONS, event.preemptions)
         self._add(declared.STEP_TOKENS, event.num_prefill_tokens, "prefill")
         self._add(declared.STEP_TOKENS, event.num_decode_tokens, "decode")
+
+    def _on_stored_answers(self, event: StoredAnswersEvent) -> None:
+        """It has counts since the start."""
+        for outcome, count in (("hit", event.hits), ("similar", event.similar_hits), ("miss", event.misses)):
+            self._set(declared.ANSWER_LOOKUPS, count, outcome)
+        self._set(declared.ANSWER_AUDITS, event.audits - event.false_hits, "agreed")
+        self._set(declared.ANSWER_AUDITS, event.false_hits, "false")
+        for bound, ratio in zip(("low", "high"), event.false_rate, strict=True):
+            self._set(declared.ANSWER_FALSE_RATIO, ratio, bound)
+        self._set(declared.ANSWER_ENTRIES, event.entries)
+        self._set(declared.ANSWER_BYTES, event.bytes)
+        self._set(declared.ANSWER_SUSPENDED, event.suspended)
 
     def _on_request(self, event: RequestEvent) -> None:
         self._add(declared.REQUESTS, 1, event.finish_reason)

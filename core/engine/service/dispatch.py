@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.contracts.events import StoredAnswersEvent
 from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Attempts, ToUrl
@@ -80,6 +82,8 @@ class Dispatcher:
                 sending.close()
         if all(run.output.finish_reason is not None for run in runs):
             self.placing.finished(job.api, Answer(tuple(run.record() for run in runs)))
+            if (tally := self.placing.tally()) is not None:
+                self.bus.publish((StoredAnswersEvent(time.monotonic(), **dataclasses.asdict(tally)),))
 
     def _send(self, job: Job, route: Attempts, runs: list[SequenceRun], sendings: list[Sending]) -> None:
         """Fill ``runs`` and ``sendings``, which the caller closes: whatever goes wrong on the way, none of them runs on
@@ -138,7 +142,7 @@ class Dispatcher:
         engine = next(iter(self.engines.values()))
         for index, choice in enumerate(answer.choices):
             request = _engine_request(job, index, engine.max_len)
-            stream = replayed(request.request_id, choice, engine)
+            stream = replayed(request.request_id, choice, engine, answer.reason)
             output = _output(engine.tokenizer, job, index, request.sampling, stream)
             runs.append(SequenceRun(job, index, request, stream, output, self.bus.publish))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.contracts.router import ApiRequest
+from engine.contracts.router import ApiRequest, Question
 from engine.service.promises import Promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import ReasoningUse
@@ -19,6 +19,8 @@ class Prompts:
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...] = ()
     """For each prompt, what ``echo`` puts before its output; empty without ``echo``."""
+    question: Question | None = None
+    """How a conversation ends: see :attr:`ApiRequest.question`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import structlog
 
 from engine.contracts.router import (
     Answer,
+    AnswerStore,
+    AnswerTally,
     ApiRequest,
     Attempts,
     EngineView,
@@ -44,6 +46,7 @@ class Placing:
         self.router = router
         self._told = router if isinstance(router, RouterTold) else None
         self._chooser = router if isinstance(router, ModelChooser) else None
+        self._store = router if isinstance(router, AnswerStore) else None
         self._failures = Repeated("router failed")
 
     def place(self, api: ApiRequest, fleet: Sequence[EngineView]) -> Attempts | ToUrl | Answer:
@@ -99,6 +102,20 @@ class Placing:
             self.router.finished(api, answer)
         except Exception as error:
             self._report("finished", error, api)
+
+    def tally(self) -> AnswerTally | None:
+        """Of stored answers; ``None`` where the router has none, or cannot say it, which was reported."""
+        if self._store is None:
+            return None
+        try:
+            found = self._store.tally()
+        except Exception as error:
+            self._failures.warning(error=describe_error(error, self.router, "tally"), exc_info=error)
+            return None
+        if wrong := next(problems(found, AnswerTally, "a tally"), ""):
+            self._failures.warning(error=str(contract_error(self.router, "tally", f"returned what is none: {wrong}")))
+            return None
+        return found
 
     def _report(self, method: str, error: Exception, api: ApiRequest | ModelRequest) -> None:
         described = describe_error(error, self.router, method)

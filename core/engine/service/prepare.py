@@ -27,7 +27,7 @@ from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
 from engine.service.tools import ToolUse, answer_grammar, tool_grammar, tool_use
-from engine.service.turns import Conversation
+from engine.service.turns import Conversation, question_of
 from engine.service.validation import (
     check_echoed_logprobs,
     check_token_ids,
@@ -40,7 +40,8 @@ from engine.service.validation import (
 
 async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedTurns) -> Prompts:
     """Raises :class:`ApiError` like :func:`encode_conversation`."""
-    return Prompts((await encode_conversation(engine, client, chat.conversation),))
+    tokens = await encode_conversation(engine, client, chat.conversation)
+    return Prompts((tokens,), question=question_of(chat.conversation))
 
 
 async def completion_prompts(engine: EngineHandle, client: str, completion: ParsedCompletion) -> Prompts:
@@ -157,6 +158,8 @@ def make_job(
         stream=bool(options.stream),
         echo=options.echoes,
         fields=_fields(options),
+        fingerprint=engine.fingerprint,
+        question=prompts.question,
     )
     check_echoed_logprobs(api)
     now, fingerprint = int(time.time()), engine.fingerprint

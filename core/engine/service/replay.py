@@ -15,12 +15,12 @@ from engine.service.engines import EngineHandle
 class ReplayStream:
     """An :class:`engine.service.generation.Served` of one output, which counts as served by ``engine``."""
 
-    def __init__(self, output: TokensOut, engine: EngineHandle) -> None:
+    def __init__(self, output: TokensOut, engine: EngineHandle, reason: str = "") -> None:
         self._outputs = iter((output,))
         self.engine = engine
         self.sent_s = time.monotonic()
-        self.route: Mapping[str, str | int] = {}
         self.expected_ttft_ms: float | None = None
+        self.route: Mapping[str, str | int] = {"reason": reason} if reason else {}
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self
@@ -48,8 +48,9 @@ def choice_problem(choice: Mapping[str, Any]) -> str:
     return ""
 
 
-def replayed(request_id: str, choice: Mapping[str, Any], engine: EngineHandle) -> ReplayStream:
-    """``choice``: as made by :meth:`engine.service.generation.SequenceRun.record`."""
+def replayed(request_id: str, choice: Mapping[str, Any], engine: EngineHandle, reason: str = "") -> ReplayStream:
+    """``choice``: as made by :meth:`engine.service.generation.SequenceRun.record`. ``reason``: why it is
+    given again."""
     return ReplayStream(
         TokensOut(
             request_id,
@@ -61,4 +62,5 @@ def replayed(request_id: str, choice: Mapping[str, Any], engine: EngineHandle) -
             timings=Timings(),
         ),
         engine,
+        reason,
     )

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.contracts.router import Question
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -78,3 +80,12 @@ class PlainConversation(msgspec.Struct, frozen=True):
     variables: dict[str, Any] = {}
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
+
+
+def question_of(conversation: Conversation) -> Question | None:
+    """``None`` where the user does not speak last, or functions may be called."""
+    if conversation.tools or not conversation.turns or conversation.turns[-1].role != "user":
+        return None
+    *earlier, last = conversation.turns
+    turns = (*earlier, msgspec.structs.replace(last, content=""))
+    return Question(last.text, msgspec.structs.replace(conversation, turns=turns))

@@ -26,6 +26,7 @@ from engine.contracts.events import (
     RejectedEvent,
     RequestEvent,
     StepEvent,
+    StoredAnswersEvent,
     TokensEvent,
 )
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter
@@ -96,6 +97,7 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
         ProxiedEvent(at_s, "r3", "chat", "127.0.0.1:8001", status=200, total_ms=50.0),
         RejectedEvent(at_s, status=429, reason="queue is full"),
         RejectedEvent(at_s, status=418, reason="a status nobody expected"),
+        StoredAnswersEvent(at_s, hits=3, similar_hits=2, misses=5, audits=4, false_hits=1, false_rate=(0.05, 0.7)),
         DroppedEvent(at_s, num_events=2),
     )
 
@@ -114,6 +116,7 @@ def nothing_happened(at_s: float = 1.0) -> tuple[Event, ...]:
         FirstTokenEvent(at_s, "r1", ttft_ms=0.0),
         TokensEvent(at_s, "r1", num_tokens=1, itl_ms=0.0),
         request_event(at_s, "length", prompt_tokens=1, output_tokens=0, **times),
+        StoredAnswersEvent(at_s),
         DroppedEvent(at_s, num_events=0),
     )
 

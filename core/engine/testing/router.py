@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ from engine.contracts.router import (
     ModelChooser,
     ModelRequest,
     ModelView,
+    Question,
     Reject,
     Route,
     Router,
@@ -66,6 +68,20 @@ OTHER_GREEDY = (
 """Each makes another answer of a request, sampled or not."""
 OTHER_SEEDED = ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"seed": 8}, {"seed": None})
 """Each makes another answer of a request that is sampled with a seed."""
+QUESTION = "How do I return an item?"
+OTHER_QUESTIONS = (
+    ("Can cats eat dogs?", "Can dogs eat cats?"),
+    ("How do I get from Paris to Rome?", "How do I get from Rome to Paris?"),
+    ("What is the dose for 10 kg?", "What is the dose for 100 kg?"),
+    ("What is the dose for 10 kg?", "What is the dose for 10 lb?"),
+    ("Which foods are safe for dogs?", "Which foods are not safe for dogs?"),
+    ("Can I fly with a passport?", "Can I fly without a passport?"),
+    ("How do I enable the alarm?", "How do I disable the alarm?"),
+    ("Can I swim before lunch?", "Can I swim after lunch?"),
+    ("Which lake is the largest?", "Which lake is the smallest?"),
+    ("Who wrote Hamlet?", "Who wrote Faust?"),
+    ("Who wrote Hamlet?", "When was Hamlet written?"),
+)
 FLEET = tuple([replace(ALIVE, engine_id=name, block_size=16) for name in "abc"])
 MODELS = (
     ModelView("small", alive=True, max_len=4096),
@@ -267,6 +283,7 @@ class RouterConformance:
             replace(REQUEST, prompts=((1, 2), (3,))),
             replace(REQUEST, prompts=((12, 3),)),
             replace(REQUEST, model="other"),
+            replace(REQUEST, fingerprint="fp_other"),
             replace(REQUEST, cache_salt="tenant"),
             replace(REQUEST, kind="completion"),
             replace(REQUEST, n=2),
@@ -277,6 +294,31 @@ class RouterConformance:
             replace(REQUEST, sampling=SamplingParams(temperature=1.0, max_tokens=4)),
         )
         self.check_others(REQUEST, others)
+
+    def test_a_question_is_never_answered_as_one_that_asks_something_else(self) -> None:
+        """However similar it is: numbers, negations, the order of words, names, opposites."""
+        for texts in OTHER_QUESTIONS:
+            one, two = (self.asking(text) for text in texts)
+            self.check_others(one, [two])
+
+    def test_a_question_is_never_answered_as_one_of_another_tenant_plan_or_conversation(self) -> None:
+        """In the same words or in others: what a model read before it shapes its answer."""
+        request = self.asking(QUESTION)
+        others = [
+            self.asking(text, **changes)
+            for text in (QUESTION, "please, how to return items")
+            for changes in (
+                {"rest": "Be rude."}, {"cache_salt": "tenant"}, {"model": "other"}, {"fingerprint": "fp_other"},
+                {"kind": "messages"}, {"n": 2}, {"stop": ("x",)}, {"fields": {"response_format": {"type": "x"}}},
+            )
+        ]  # fmt: skip
+        self.check_others(request, others)
+
+    @staticmethod
+    def asking(text: str, rest: str = "Be kind.", **changes: Any) -> ApiRequest:
+        """A conversation whose prompt is its texts."""
+        prompt = tuple(f"{rest} {text}".encode())
+        return replace(REQUEST, prompts=(prompt,), question=Question(text, rest), **changes)
 
     def test_an_answer_is_never_given_to_a_request_with_other_sampling(self) -> None:
         for sampling, changes in ((GREEDY, OTHER_GREEDY), (SEEDED, (*OTHER_GREEDY, *OTHER_SEEDED))):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from engine.contracts.provider import Provider
+from engine.contracts.router import ANSWERS
 from engine.hookspecs import hookimpl
 from engine_plugins.router.prefix import PrefixConfig
 from engine_plugins.router.response_cache import ResponseCacheConfig
+from engine_plugins.router.semantic_cache import SemanticCacheConfig
 from engine_plugins.router.tiered import TieredConfig
 
 
@@ -33,7 +35,15 @@ def engine_router() -> list[Provider]:
             "response_cache",
             "engine_plugins.router.response_cache:ResponseCacheRouter",
             config=ResponseCacheConfig,
+            provides=(ANSWERS,),
             doc="Answers repeated deterministic requests from memory; places the others as prefix does.",
+        ),
+        Provider(
+            "semantic_cache",
+            "engine_plugins.router.semantic_cache:SemanticCacheRouter",
+            config=SemanticCacheConfig,
+            provides=(ANSWERS,),
+            doc="As response_cache, and answers questions that say the same in other words; audits itself.",
         ),
         Provider(
             "tiered",

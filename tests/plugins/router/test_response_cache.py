@@ -158,7 +158,7 @@ OTHER = {
 def test_every_field_of_a_request_is_part_of_the_key_but_those_that_say_how_it_is_sent(kind):
     names = {field.name for field in msgspec.structs.fields(kind)} - {"prompt", "messages"}
     of_responses = {"store", "previous_response_id"} - names
-    assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id"} - of_responses
+    assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id", "question"} - of_responses
     assert not of_responses or kind is not ResponsesOptions
     keys = {cache_key(replace(REQUEST, fields={name: OTHER[name]})) for name in names & OTHER.keys()}
     assert len(keys | {cache_key(REQUEST)}) == len(names & OTHER.keys()) + 1
@@ -168,7 +168,37 @@ def test_every_field_of_a_request_is_part_of_the_key_but_those_that_say_how_it_i
 
 def test_every_field_of_the_contract_is_part_of_the_key_but_the_id_and_how_it_is_sent():
     other = {"kind": "completion", "model": "o", "prompts": ((9,),), "n": 2, "sampling": SamplingParams(), "echo": True}
-    other |= {"cache_salt": "t", "stop": ("x",), "fields": {"x": 1}}
-    assert {field.name for field in fields(REQUEST)} - other.keys() == {"request_id", "stream"}
+    other |= {"cache_salt": "t", "stop": ("x",), "fields": {"x": 1}, "fingerprint": "fp_1"}
+    assert {field.name for field in fields(REQUEST)} - other.keys() == {"request_id", "stream", "question"}
     keys = {cache_key(replace(REQUEST, **{name: value})) for name, value in other.items()}
     assert len(keys | {cache_key(REQUEST)}) == len(other) + 1
+
+
+def test_engines_of_another_plan_answer_for_themselves():
+    """Two quantizers, or one before a restart and another after it, say other things in the same words of a request."""
+    cache = make()
+    int8, int4 = (replace(REQUEST, fingerprint=f"fp_{name}") for name in ("int8", "int4"))
+    cache.finished(int8, ANSWER)
+    assert hits(cache, int8, int4) == [True, False]
+
+
+def test_an_answer_grows_old_and_is_no_younger_for_being_given_again():
+    now_s = [0.0]
+    cache = ResponseCacheRouter(ResponseCacheConfig(ttl_s=10.0), CONTEXT, lambda: now_s[0])
+    cache.finished(REQUEST, ANSWER)
+    now_s[0] = 9.0
+    assert hits(cache, REQUEST) == [True]
+    cache.finished(REQUEST, ANSWER)
+    now_s[0] = 10.5
+    assert hits(cache, REQUEST) == [False]
+    cache.finished(REQUEST, ANSWER)
+    assert hits(cache, REQUEST) == [True]
+
+
+def test_it_counts_what_was_given_again_once_that_is_finished():
+    cache = make()
+    for _ in range(3):
+        cache.finished(REQUEST, ANSWER)
+    cache.finished(prompt(2), ANSWER)
+    tally = cache.tally()
+    assert (tally.hits, tally.misses, tally.entries) == (2, 2, 2) and tally.bytes > 2 * ENTRY_BYTES

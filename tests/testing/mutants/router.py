@@ -12,10 +12,12 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.router import Answer, ApiRequest, Attempts, EngineView, Reject, Route, ToEngine, ToUrl
 from engine.testing.context import build_context
 from engine.testing.router import RouterConformance
+from engine_plugins.embedder.ngrams import NgramsConfig, NgramsEmbedder
 from engine_plugins.router.direct import DirectRouter
 from engine_plugins.router.least_load import LeastLoadRouter
 from engine_plugins.router.prefix import Index, PrefixConfig, PrefixRouter
 from engine_plugins.router.response_cache import ResponseCacheConfig, ResponseCacheRouter
+from engine_plugins.router.semantic_cache import SemanticCacheConfig, SemanticCacheRouter
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 Fleet = tuple[EngineView, ...]
@@ -40,9 +42,26 @@ class CacheSuite(OnPlugin, RouterConformance):
         return self.plugin(ResponseCacheConfig(), build_context())
 
 
+class SemanticSuite(OnPlugin, RouterConformance):
+    def make(self) -> Any:
+        context = build_context()
+        asking = replace(context, embedder=lambda: NgramsEmbedder(NgramsConfig(), context))
+        return self.plugin(SemanticCacheConfig(audit=0.0, max_entries=100), asking)
+
+
 class PrefixSuite(OnPlugin, RouterConformance):
     def make(self) -> Any:
         return self.plugin(PrefixConfig(), build_context())
+
+
+class SemanticCache(SemanticCacheRouter):
+    """Compares what :meth:`seen` leaves of a question. An equal request is answered as it is."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        return request
+
+    def _key(self, request: ApiRequest) -> bytes | None:
+        return None if request.question is None else super()._key(self.seen(request))
 
 
 class Cache(ResponseCacheRouter):
@@ -208,6 +227,52 @@ class ForgetsTheSalt(Cache):
 
     def seen(self, request: ApiRequest) -> ApiRequest:
         return replace(request, cache_salt="")
+
+
+QUESTIONS = "test_a_question_is_never_answered_as_one_that_asks_something_else"
+CONVERSATIONS = "test_a_question_is_never_answered_as_one_of_another_tenant_plan_or_conversation"
+
+
+@mutant(SemanticSuite, QUESTIONS)
+class ComparesSimilarity(SemanticCache):
+    """Answers whatever is similar enough, as most semantic caches do."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        return replace(request, question=replace(request.question, text="What is asked?"))  # type: ignore[type-var]
+
+
+@mutant(SemanticSuite, QUESTIONS)
+class SortsWords(SemanticCache):
+    """Compares words whatever their order is."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        assert request.question is not None
+        words = " ".join(sorted(request.question.text.lower().rstrip("?").split()))
+        return replace(request, question=replace(request.question, text=f"which {words}?"))
+
+
+@mutant(SemanticSuite, CONVERSATIONS)
+class ForgetsTheSystemPrompt(SemanticCache):
+    """Compares the last turn alone."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        return replace(request, question=replace(request.question, rest=None))  # type: ignore[type-var]
+
+
+@mutant(SemanticSuite, CONVERSATIONS)
+class SharesAmongTenants(SemanticCache):
+    """Forgets the salt of the tenant where words differ."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        return replace(request, cache_salt="")
+
+
+@mutant(SemanticSuite, CONVERSATIONS)
+class ForgetsThePlan(SemanticCache):
+    """Gives what one quantizer made to requests for another."""
+
+    def seen(self, request: ApiRequest) -> ApiRequest:
+        return replace(request, fingerprint="")
 
 
 @mutant(CacheSuite, OTHERS)
