@@ -27,6 +27,8 @@ class Served(OutputStream, Protocol):
     engine: EngineHandle
     sent_s: float
     """When the sequence was sent to :attr:`engine`; of ``time.monotonic``."""
+    predicted_s: float | None
+    """How long its first token was expected to take from there on; ``None``: that was not known."""
 
     @property
     def route(self) -> Mapping[str, str | int]:
@@ -138,8 +140,11 @@ class SequenceRun:
         event: Event
         if self._first_s is None:
             self._first_s = now
-            ttft_ms = (now - self._job.arrival.received_s) * 1e3
-            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, self._stream.engine.id)
+            stream, received_s = self._stream, self._job.arrival.received_s
+            rest_s = stream.predicted_s
+            predicted_ms = 0.0 if rest_s is None else (stream.sent_s - received_s + rest_s) * 1e3
+            ttft_ms = (now - received_s) * 1e3
+            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, stream.engine.id, predicted_ms)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))

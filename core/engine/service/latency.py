@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestEvent, TokensEvent
-from engine.contracts.percentiles import describe
+from engine.contracts.percentiles import Sample, describe
 
-METRICS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms")
+METRICS = ("ttft_ms", "predicted_ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
 class RollingLatency:
@@ -38,6 +38,8 @@ class RollingLatency:
                     self._samples["itl_ms"].append((event.at_s, event.itl_ms, event.num_tokens))
                 case FirstTokenEvent():
                     self._samples["ttft_ms"].append((event.at_s, event.ttft_ms, 1))
+                    if event.predicted_ms:
+                        self._samples["predicted_ttft_ms"].append((event.at_s, event.predicted_ms, 1))
                 case RequestEvent():
                     self._add_request(event)
                 case _:
@@ -54,9 +56,9 @@ class RollingLatency:
     def summary(self) -> dict[str, Any]:
         """``{"window_s": ..., "ttft_ms": {"count", "mean", "p50", "p90", "p95", "p99"}, ...}``; a metric
         without samples has ``count`` 0 and ``None`` elsewhere."""
+        return {"window_s": self._window_s, **{name: describe(self.recent(name)) for name in METRICS}}
+
+    def recent(self, name: str) -> list[Sample]:
+        """The samples of a metric that are not too old."""
         oldest = self._clock() - self._window_s
-        summary: dict[str, Any] = {"window_s": self._window_s}
-        for name, samples in self._samples.items():
-            recent = [(value, weight) for at_s, value, weight in samples if at_s >= oldest]
-            summary[name] = describe(recent)
-        return summary
+        return [(value, weight) for at_s, value, weight in self._samples[name] if at_s >= oldest]

@@ -19,6 +19,7 @@ class ReplayStream:
         self._outputs = iter((output,))
         self.engine = engine
         self.sent_s = time.monotonic()
+        self.predicted_s: float | None = None
         self.route: Mapping[str, str | int] = {}
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:

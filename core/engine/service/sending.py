@@ -79,6 +79,8 @@ class Sending:
         """When it was sent there: before the engine can have it."""
         cached_tokens, self._cached_tokens = self._cached_tokens, 0
         self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
+        self.predicted_s = engine.prefill_s(self._share.waiting_tokens)
+        """How long its first token takes from there on; ``None``: not known."""
         engine.sendings.add(self)
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
         self._attempt += 1
