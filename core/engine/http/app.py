@@ -79,7 +79,7 @@ def build_app(
     fleet = Fleet(engines, settings.drain_s, plan.settings.fleet.at_start)
 
     def readings() -> list[Reading]:
-        return [reading for engine in engines.values() for reading in state.readings(engine)]
+        return [reading for engine in engines.values() for reading in fleet.readings(engine)]
 
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):

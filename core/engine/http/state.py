@@ -11,7 +11,6 @@ from typing import TypeVar
 from aiohttp import ClientSession, web
 
 from engine.contracts.config import ServerSettings
-from engine.contracts.counters import Reading
 from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.exporter import Exporter
 from engine.http.bodies import Bodies, Body
@@ -29,7 +28,6 @@ from engine.service.keys import Caller, Keys
 from engine.service.parsing import P
 from engine.service.response_store import ResponseStore
 from engine.service.scaler import Scaler
-from engine.service.scaling import engine_readings
 from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
 
@@ -115,11 +113,6 @@ class ServerState(ListenerState):
             return None
         one, *more = reasons.items()
         return one[1] if not more else ", ".join(f"{name}: {why}" for name, why in reasons.items())
-
-    def readings(self, engine: EngineHandle) -> list[Reading]:
-        """What is counted of an engine, and how it is now. Call on the thread of the event bus."""
-        desired = self.fleet.desired if engine is self.engine else None
-        return [*engine.counters.readings(), *engine_readings(engine, desired)]
 
     async def parse(self, kind: type[P], body: Body) -> P:
         """See :func:`engine.service.parsing.parse`."""

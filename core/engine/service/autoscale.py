@@ -68,7 +68,7 @@ def decide(settings: AutoscaleSettings, seen: Figures, memory: Memory) -> tuple[
 def _too_few(settings: AutoscaleSettings, seen: Figures) -> str:
     """Why; empty: there are enough."""
     if seen.backlog_s is not None and seen.backlog_s > settings.backlog_s:
-        return f"a backlog of over fleet.autoscale.backlog_s={settings.backlog_s:g} s ({seen.backlog_s:.1f} s now)"
+        return f"a backlog of {seen.backlog_s:.1f} s, over fleet.autoscale.backlog_s={settings.backlog_s:g}"
     return "no row or KV block left" if seen.saturation >= 1.0 else ""
 
 

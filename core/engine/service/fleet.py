@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 import structlog
 
+from engine.contracts.counters import Reading
 from engine.loop.client import EngineDead
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
+from engine.service.scaling import engine_readings
 
 POLL_S = 0.05
 OTHER_S = 120.0
@@ -149,6 +151,11 @@ class Fleet:
         up, stopped = may_go(self._engines.values()), [e for e in self._engines.values() if e.state == "stopped"]
         more, fewer = stopped[: max(0, desired - len(up))], up[: max(0, len(up) - desired)]
         return self._begin_resize(desired, more, fewer, reason)
+
+    def readings(self, engine: EngineHandle) -> list[Reading]:
+        """What is counted of an engine, and how it is now. Call on the thread of the event bus."""
+        is_first = engine is next(iter(self._engines.values()))
+        return [*engine.counters.readings(), *engine_readings(engine, self.desired if is_first else None)]
 
     @property
     def is_changing(self) -> bool:
