@@ -395,9 +395,10 @@ class FleetSettings:
         object.__setattr__(self, "replicas", most or self.replicas)
 
     @property
-    def at_start(self) -> int:
-        """Engines that are started with the server: at least one, which shows whether the plan can run."""
-        return self.replicas if self.autoscale.max is None else max(1, self.autoscale.min)
+    def at_start(self) -> int | None:
+        """Engines that are started with the server: at least one, which shows whether the plan can run; ``None``:
+        all."""
+        return None if self.autoscale.max is None else max(1, self.autoscale.min)
 
 
 def _is_target(url: str) -> bool:

@@ -41,8 +41,8 @@ class EngineFigures:
     saturation: float
     """0..1: ``sequences`` of its rows, or KV blocks in use, whichever is more; 1: more waits."""
     cached_blocks: int
-    age_s: float
-    """Since it last said anything."""
+    age_s: float | None
+    """Since it last said anything; ``None``: it is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def engine_figures(engine: EngineHandle) -> EngineFigures:
         engine.prefill_s(load.queued_tokens),
         min(1.0, max(rows, engine.client.stats.kv_used)),
         engine.cached_blocks,
-        engine.supervisor.silent_s,
+        None if engine.state == "stopped" else engine.supervisor.silent_s,
     )
 
 

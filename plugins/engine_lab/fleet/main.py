@@ -117,7 +117,7 @@ def table(state: Any) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for each in state["engines"]:
         load = each["load"]
-        pid = [each["pid"] or "-"] * here
+        pid = [each.get("pid") or "-"] * here
         counts = (*pid, each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
         words = (*[each["model"]] * several, each["state"], "yes" if each["ready"] else "no")
         shown.add_row(each["id"], *words, *map(str, counts))

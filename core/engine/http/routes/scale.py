@@ -44,6 +44,6 @@ async def read_scale(state: ServerState) -> dict[str, Any]:
         "held": figures.held,
         "classes": {name: asdict(each) for name, each in classes.items()},
         "may_go": [engine.id for engine in may_go(engines)[: max(0, len(up) - scaler.least)]],
-        "signal_age_s": max((each.age_s for each in up), default=None),
+        "signal_age_s": max((each.age_s for each in found if each.age_s is not None), default=None),
         "engines": [asdict(each) for each in found],
     }
