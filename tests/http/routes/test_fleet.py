@@ -20,6 +20,7 @@ from engine.contracts.findings import EngineReader, Finding, Findings
 from engine.contracts.router import Router
 from engine.counters.fleet import STATE
 from engine.http.routes.fleet import _is_local
+from engine.http.routes.scale import read_scale
 from engine.http.server import Server
 from engine.loop.messages import StepOutputs
 from engine.testing.context import build_context
@@ -315,6 +316,7 @@ async def test_what_says_how_many_engines_there_should_be() -> None:
         found = await read(server, "/engine/scale")
         assert (found["desired"], found["ready"], found["reason"], found["autoscale"]) == (2, 2, "as started", False)
         assert (found["backlog_s"], found["saturation"], found["may_go"]) == (0, 0, ["b"])
+        assert found.keys() == (await read_scale(server.server.state)).keys()
         assert found["classes"] == {
             "default": {"predicted_ttft_p95_s": None, "observed_ttft_p95_s": None, "shed": 0},
         }
