@@ -6,13 +6,15 @@ import msgspec
 import pytest
 
 from engine.contracts.counters import Metric, Reading
-from engine.contracts.events import ProxiedEvent
+from engine.contracts.events import ProxiedEvent, RejectedEvent
 from engine.counters.gateway import (
+    ANSWERED,
     COST,
     ERROR,
     FIRST_BYTE,
     METRICS,
     READY,
+    REJECTED,
     REQUESTS,
     RETRIES,
     SEQUENCES,
@@ -78,4 +80,22 @@ def test_gauges_are_what_is_now() -> None:
 
 def test_every_metric_is_read_once_for_each_target() -> None:
     found = [(one.engine, one.name) for one in GatewayCounters(["a", "b"]).readings(NOW)]
-    assert found == [(name, metric.name) for name in "ab" for metric in METRICS]
+    of_targets = [metric for metric in METRICS if metric is not REJECTED]
+    assert found == [*((name, metric.name) for name in "ab" for metric in of_targets), ("default", REJECTED.name)]
+
+
+def test_answers_to_a_name_of_several_models_are_counted_by_the_model_that_answered() -> None:
+    counters = GatewayCounters(["a", "b"], {"auto": ["small", "large"]})
+    asked = msgspec.structs.replace(proxied("a"), name="auto", model="large")
+    counters.add([asked, asked, msgspec.structs.replace(asked, status=502), proxied("a")])
+    counters.add([msgspec.structs.replace(asked, name="large")])
+    assert read(counters, ANSWERED, "a").values == {"auto -> small": 0, "auto -> large": 2}
+    assert not any(read(counters, ANSWERED, "b").values.values())
+
+
+def test_what_the_gateway_itself_refuses_is_counted_by_status() -> None:
+    counters = GatewayCounters(["a"])
+    counters.add([RejectedEvent(0.0, status, "why") for status in (429, 429, 503, 418)])
+    (found,) = [one for one in counters.readings(NOW) if one.name == REJECTED.name]
+    assert {key: value for key, value in found.values.items() if value} == {"429": 2, "503": 1, "other": 1}
+    assert counters.shed == 2

@@ -50,15 +50,19 @@ def fleet(plan: EnginePlan) -> str:
     replicas, ranks = plan.settings.fleet.replicas, plan.ranks_per_node
     if replicas == 1:
         return ""
-    said = f"fleet: {replicas} engines, each with "
+    least = plan.settings.fleet.autoscale.min
+    many = f"{replicas}" if plan.settings.fleet.autoscale.max is None else f"{least} to {replicas}"
+    said = f"fleet: {many} engines, each with "
     if plan.device.kind == "cuda":
         gpus = min(ranks, plan.device.count)
         said += f"{gpus} GPU{'s' * (gpus > 1)}"
         shared = plan.ranks_per_device
         return said + (" of its own" if shared == 1 else f", which {shared} ranks share")
     threads = cores_of(plan)
-    many = f"{ranks} ranks of " if ranks > 1 else ""
-    return f"{said}{many}{threads} CPU thread{'s' * (threads > 1)} and 1/{replicas} of the memory that is free at start"
+    several = f"{ranks} ranks of " if ranks > 1 else ""
+    return (
+        f"{said}{several}{threads} CPU thread{'s' * (threads > 1)} and 1/{replicas} of the memory that is free at start"
+    )
 
 
 def _title(plan: EnginePlan) -> str:

@@ -119,6 +119,10 @@ class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
     ttft_ms: float
     """From arrival at the server, tokenizing and queueing included."""
     engine: str = DEFAULT_ENGINE
+    expected_ms: float = 0.0
+    """What ``ttft_ms`` was expected to be when the sequence was sent to the engine; 0: too little was known."""
+    slo_class: str = ""
+    """Its class of ``slo.classes``; empty: there are none."""
 
 
 class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
@@ -236,6 +240,8 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     """When a gateway expected the first byte after it sent the request to that server; 0: it could not know."""
     cost: float = 0.0
     """Of a provider's answer, in the currency of its prices; 0: it has no price, or said no usage."""
+    name: str = ""
+    """What the client asked for: a model, or a name that stands for several."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):

@@ -59,6 +59,10 @@ class EngineCounters:
     def readings(self) -> list[Reading]:
         return [replace(reading, engine=self._engine) for reading in self._metrics.readings()]
 
+    def value(self, metric: Metric, value: str = "") -> float:
+        """Of a counter or a gauge, for this value of its label."""
+        return self._scalars[metric.name].values[value]
+
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:

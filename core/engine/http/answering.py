@@ -53,6 +53,7 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
             shape = await checked_shape(engine, options)
             arrival, caller = arrival_of(http, received_s, parsed_s), caller_of(http)
             job = make_job(engine, options, prompts, client, arrival, shape, caller, promised)
+            await state.scaler.until_up()
             route = state.dispatcher.place(job.api)
             if isinstance(route, ToUrl):
                 data = endpoint.passed_on(body.data)

@@ -19,7 +19,7 @@ from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
 from engine.http.proxy import new_session
-from engine.http.routes import fleet
+from engine.http.routes import fleet as fleet_routes
 from engine.http.routes.count_tokens import count_tokens
 from engine.http.routes.counters import counters as counters_route
 from engine.http.routes.detokenize import detokenize
@@ -35,6 +35,7 @@ from engine.http.routes.ready import ready
 from engine.http.routes.requests import one_request, recent_requests
 from engine.http.routes.responses import delete_response, input_items, one_response
 from engine.http.routes.root import root
+from engine.http.routes.scale import scale
 from engine.http.routes.stats import stats
 from engine.http.routes.tokenize import tokenize
 from engine.http.routes.tokenizer_info import tokenizer_info
@@ -53,6 +54,7 @@ from engine.service.grammars import GrammarChecks
 from engine.service.keys import Keys
 from engine.service.placing import Placing
 from engine.service.response_store import ResponseStore
+from engine.service.scaler import Scaler
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
 
@@ -74,8 +76,10 @@ def build_app(
     engines = {name: EngineHandle(name, plan, client, tokenizer, checks) for name, client in clients.items()}
     waterfalls = Waterfalls()
 
+    fleet = Fleet(engines, settings.drain_s, plan.settings.fleet.at_start)
+
     def readings() -> list[Reading]:
-        return [reading for engine in engines.values() for reading in engine.counters.readings()]
+        return [reading for engine in engines.values() for reading in fleet.readings(engine)]
 
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
@@ -86,7 +90,8 @@ def build_app(
         slo=plan.settings.slo,
         keys=None if settings.keys is None else Keys(settings.keys, plan.settings.slo.classes),
         engines=engines,
-        fleet=Fleet(engines, settings.drain_s),
+        fleet=fleet,
+        scaler=Scaler(plan.settings.fleet.autoscale, fleet, engines),
         dispatcher=Dispatcher(Placing(router), engines, bus),
         exporters=tuple(exporters),
         admission=Admission(settings.max_queue),
@@ -132,11 +137,12 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/health", health)
     router.add_get("/ready", ready)
     router.add_get("/metrics", metrics)
-    router.add_get("/engine/fleet", fleet.fleet)
-    router.add_post("/engine/fleet/drain", fleet.drain)
-    router.add_post("/engine/fleet/undrain", fleet.undrain)
-    router.add_post("/engine/fleet/restart", fleet.restart)
-    router.add_post("/engine/fleet/resize", fleet.resize)
+    router.add_get("/engine/fleet", fleet_routes.fleet)
+    router.add_post("/engine/fleet/drain", fleet_routes.drain)
+    router.add_post("/engine/fleet/undrain", fleet_routes.undrain)
+    router.add_post("/engine/fleet/restart", fleet_routes.restart)
+    router.add_post("/engine/fleet/resize", fleet_routes.resize)
+    router.add_get("/engine/scale", scale)
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)

@@ -85,7 +85,7 @@ class Server(Listener):
 
     async def _run_engines(self) -> None:
         """Until none is left: raises what ended the last one, or kept one from starting."""
-        engines = self.state.engines.values()
+        engines = [engine for engine in self.state.engines.values() if engine.state != "stopped"]
         await self.state.engine.tokenizer.warm()
         self._say("starting: " + ("engine process" if len(engines) == 1 else f"{len(engines)} engine processes"))
         before = await asyncio.to_thread(self.state.machine.read)
@@ -102,7 +102,19 @@ class Server(Listener):
         gc.collect()
         gc.freeze()
         self._say(f"ready: {self._plan.model.name} at {self.url}/v1")
-        await self.state.fleet.watch()
+        await self._keep()
+
+    async def _keep(self) -> None:
+        """Restart engines, and have more or fewer of them. Does not return; raises as :meth:`Fleet.watch`."""
+        tasks = [asyncio.create_task(work) for work in (self.state.fleet.watch(), self.state.scaler.run())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self, engine: EngineHandle) -> None:
         where = f"{engine.id}: " if len(self.state.engines) > 1 else ""

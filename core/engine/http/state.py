@@ -27,6 +27,7 @@ from engine.service.fleet import Fleet
 from engine.service.keys import Caller, Keys
 from engine.service.parsing import P
 from engine.service.response_store import ResponseStore
+from engine.service.scaler import Scaler
 from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
 
@@ -75,6 +76,7 @@ class ServerState(ListenerState):
     engines: Mapping[str, EngineHandle]
     """The server's engines, by id."""
     fleet: Fleet
+    scaler: Scaler
     dispatcher: Dispatcher
     waterfalls: Waterfalls
     finders: Finders
@@ -102,9 +104,11 @@ class ServerState(ListenerState):
         return self.engines[name]
 
     def not_ready(self) -> str | None:
-        """Why no request is taken now; ``None``: some engine takes them."""
+        """Why no request is taken now; ``None``: some engine takes them, or starts for the next one."""
         if self.admission.leaving:
             return "draining"
+        if self.scaler.is_asleep:
+            return None
         reasons = {engine.id: engine.why_not for engine in self.engines.values()}
         if None in reasons.values():
             return None

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from engine.assembly.plan import EnginePlan
 from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.router import EngineView
+from engine.contracts.step_cost import StepCost
 from engine.counters.engine import EngineCounters
 from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
@@ -21,6 +22,7 @@ from engine.service.grammars import GrammarChecks
 from engine.service.latency import RollingLatency
 from engine.service.load import Load
 from engine.service.parsing import Limits
+from engine.service.prefill_time import prefill_s
 from engine.service.prefix_misses import RecentPrompts
 from engine.service.supervisor import State, Supervisor
 from engine.service.tokenizer import Tokenizer
@@ -123,6 +125,27 @@ class EngineHandle:
             self.plan.block_size,
             self.supervisor.starts,
         )
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; ``None``: there is none."""
+        info = self.client.info
+        return info.pid if info is not None and self.client.alive else None
+
+    @property
+    def cached_blocks(self) -> int:
+        """KV blocks that its prefix cache alone holds."""
+        return sum(group.cached for group in self.client.stats.blocks)
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What its steps cost; ``None``: it has not said yet."""
+        report = self.client.stats.step_cost
+        return None if report is None else report.cost
+
+    def prefill_s(self, tokens: int) -> float | None:
+        """How long it computes on so many prompt tokens; ``None``: nothing was measured yet."""
+        return prefill_s(self.cost, tokens, self.plan.scheduler.token_budget)
 
     def drain(self) -> None:
         """Give it no more requests; what it has not begun goes to another engine, where one takes it: call it again

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import structlog
 
+from engine.contracts.counters import Reading
 from engine.loop.client import EngineDead
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
+from engine.service.scaling import engine_readings
 
 POLL_S = 0.05
 OTHER_S = 120.0
@@ -50,6 +52,7 @@ class Change:
     error: str = ""
     """Why it failed: what it has not come to is as it was."""
     begun_s: float = field(default_factory=time.monotonic)
+    reason: str = "asked for"
 
     def say(self, engine: EngineHandle, step: StepName) -> None:
         self.steps.append(Step(round(time.monotonic() - self.begun_s, 3), engine.id, step, len(engine.sendings)))
@@ -60,8 +63,9 @@ class Fleet:
     """The engines of a server: keeps each of them up, and changes one at a time. Use on the event loop's thread
     only."""
 
-    def __init__(self, engines: Mapping[str, EngineHandle], drain_s: float) -> None:
-        """``drain_s``: how long what an engine has begun may take before it is ended."""
+    def __init__(self, engines: Mapping[str, EngineHandle], drain_s: float, at_start: int | None = None) -> None:
+        """``drain_s``: how long what an engine has begun may take before it is ended. ``at_start``: how many are to be
+        started with the server, all unless given; the others are stopped."""
         self._engines = engines
         self._drain_s = drain_s
         self._changing: asyncio.Task[None] | None = None
@@ -69,6 +73,13 @@ class Fleet:
         """The server ends: nothing is changed any more."""
         self.change: Change | None = None
         """The latest."""
+        self.desired = len(engines) if at_start is None else at_start
+        """Engines that should be up."""
+        self.reason = "as started"
+        """Why so many."""
+        self._resized_s = time.monotonic()
+        for engine in [*engines.values()][self.desired :]:
+            engine.supervisor.state = "stopped"
 
     async def watch(self) -> None:
         """Restart engines that die or hang, for as long as one is not given up. Raises :class:`EngineDead`, of the last
@@ -131,11 +142,41 @@ class Fleet:
             raise ApiError("invalid", f"replicas={replicas}: expected at least 1.", param="replicas")
         more = [engine for engine in engines[:replicas] if engine.state == "stopped"]
         fewer = [engine for engine in reversed(engines[replicas:]) if engine.state != "stopped"]
-        return self._begin("resize", [*more, *fewer], self._resize(more, fewer))
+        return self._begin_resize(replicas, more, fewer, "asked for")
 
-    def _begin(self, kind: Kind, engines: Sequence[EngineHandle], work: Coroutine[Any, Any, None]) -> Change:
+    def scale(self, desired: int, reason: str) -> Change:
+        """As :meth:`resize`, to 0 as well: those go first that :func:`may_go` names first. Raises :class:`ApiError`
+        ``conflict`` while another change runs."""
+        self._check()
+        up, stopped = may_go(self._engines.values()), [e for e in self._engines.values() if e.state == "stopped"]
+        more, fewer = stopped[: max(0, desired - len(up))], up[: max(0, len(up) - desired)]
+        return self._begin_resize(desired, more, fewer, reason)
+
+    def readings(self, engine: EngineHandle) -> list[Reading]:
+        """What is counted of an engine, and how it is now. Call on the thread of the event bus."""
+        is_first = engine is next(iter(self._engines.values()))
+        return [*engine.counters.readings(), *engine_readings(engine, self.desired if is_first else None)]
+
+    @property
+    def is_changing(self) -> bool:
+        return self.change is not None and self.change.state == "running"
+
+    @property
+    def changed_s_ago(self) -> float:
+        """Since :attr:`desired` was set."""
+        return time.monotonic() - self._resized_s
+
+    def _begin_resize(
+        self, desired: int, more: Sequence[EngineHandle], fewer: Sequence[EngineHandle], reason: str
+    ) -> Change:
+        self.desired, self.reason, self._resized_s = desired, reason, time.monotonic()
+        return self._begin("resize", [*more, *fewer], self._resize(desired, more, fewer), reason)
+
+    def _begin(
+        self, kind: Kind, engines: Sequence[EngineHandle], work: Coroutine[Any, Any, None], reason: str = "asked for"
+    ) -> Change:
         number = 1 if self.change is None else self.change.number + 1
-        self.change = Change(number, kind, tuple([engine.id for engine in engines]))
+        self.change = Change(number, kind, tuple([engine.id for engine in engines]), reason=reason)
         self._changing = asyncio.create_task(self._run(self.change, work))
         return self.change
 
@@ -161,12 +202,13 @@ class Fleet:
             finally:
                 engine.draining = before
 
-    async def _resize(self, more: Sequence[EngineHandle], fewer: Sequence[EngineHandle]) -> None:
+    async def _resize(self, desired: int, more: Sequence[EngineHandle], fewer: Sequence[EngineHandle]) -> None:
         for engine in more:
             await self._started(engine)
         for engine in fewer:
             try:
-                await self._other_than(engine)
+                if desired:
+                    await self._other_than(engine)
                 await self._emptied(engine)
                 self._say(engine, "stopping")
                 await engine.supervisor.stop()
@@ -227,7 +269,7 @@ class Fleet:
             raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
         if any(engine.state == "loading" for engine in self._engines.values()):
             raise ApiError("conflict", "The server is still starting; ask again when /ready is 200.")
-        if self.change is not None and self.change.state == "running":
+        if self.change is not None and self.is_changing:
             raise ApiError("conflict", f"A {self.change.kind} is running; GET /engine/fleet says how far it is.")
 
     def _check_others(self, engines: Sequence[EngineHandle]) -> None:
@@ -246,6 +288,16 @@ class Fleet:
         return not engine.takes_requests or any(
             other.takes_requests for other in self._engines.values() if other is not engine
         )
+
+
+def may_go(engines: Iterable[EngineHandle]) -> list[EngineHandle]:
+    """Those that are not stopped, in the order in which they are missed least: first which take no requests, then by
+    what they have in flight, then by what they have cached; of equal ones the last first."""
+
+    def missed(engine: EngineHandle) -> tuple[bool, int, int]:
+        return engine.takes_requests, engine.load.sequences, engine.cached_blocks
+
+    return sorted((engine for engine in reversed([*engines]) if engine.state != "stopped"), key=missed)
 
 
 class _Unfinished(Exception):

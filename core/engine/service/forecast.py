@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 from engine.contracts.percentiles import percentiles
 from engine.service.first_byte import FirstByteModel
-from engine.service.promises import Promise
+from engine.service.promises import DEFAULT_CLASS, Promise
 
 FEWEST_ERRORS = 20
 """With fewer of them nothing is said of their 90th percentile."""
@@ -22,13 +23,15 @@ MOST_ERRORS = 200
 class Expected:
     """The first token of one request at one engine. Times are the clock's, in seconds."""
 
-    promise: Promise
+    promise: Promise | None
+    """Of its class; ``None``: there are none."""
     tokens: int
     """Of its prompt, without those that are expected to be cached."""
     ahead: int
     """Such tokens of requests that wait there and are due before it."""
     sent_s: float
     due_s: float
+    """Infinite where there are no classes."""
     ms: float | None
     """From :attr:`sent_s` on; ``None``: too little was measured."""
 
@@ -55,24 +58,24 @@ class Forecast:
         self._waiting: set[Expected] = set()
         self._classes: dict[str, _Measured] = defaultdict(lambda: _Measured(FirstByteModel(clock)))
 
-    def expect(self, promise: Promise, tokens: int) -> Expected:
+    def expect(self, promise: Promise | None, tokens: int) -> Expected:
         """Of a request that would be sent now."""
         now_s = self._clock()
-        due_s = promise.due_s(now_s)
+        due_s = math.inf if promise is None else promise.due_s(now_s)
         ahead = sum([each.tokens for each in self._waiting if self._turn_s(each, now_s) <= due_s])
-        ms = self._classes[promise.name].model.ms(ahead + tokens)
+        ms = self._classes[_name(promise)].model.ms(ahead + tokens)
         return Expected(promise, tokens, ahead, now_s, due_s, ms)
 
     def is_too_late(self, expected: Expected, elapsed_ms: float = 0.0) -> bool:
         """Whether the first token is expected too late, even if it comes as much sooner as only a tenth have. Never
         where nobody waits before it. ``elapsed_ms``: since the request came."""
-        measured = self._classes[expected.promise.name]
-        if not expected.ahead or expected.ms is None or measured.model.is_stale:
+        promise, measured = expected.promise, self._classes[_name(expected.promise)]
+        if promise is None or not expected.ahead or expected.ms is None or measured.model.is_stale:
             return False
         if len(measured.errors_ms) < FEWEST_ERRORS:
             return False
         (sooner_ms,) = percentiles([(max(0.0, error), 1) for error in measured.errors_ms], (90,))
-        return elapsed_ms + expected.ms - sooner_ms > expected.promise.slo.ttft_ms
+        return elapsed_ms + expected.ms - sooner_ms > promise.slo.ttft_ms
 
     def sent(self, expected: Expected) -> None:
         """It waits there. Always :meth:`end` it."""
@@ -84,7 +87,7 @@ class Forecast:
             return
         self._waiting.remove(expected)
         at_s = self._clock() if at_s is None else at_s
-        ms, measured = (at_s - expected.sent_s) * 1e3, self._classes[expected.promise.name]
+        ms, measured = (at_s - expected.sent_s) * 1e3, self._classes[_name(expected.promise)]
         if at_s <= expected.due_s:
             measured.model.add(expected.ahead + expected.tokens, ms)
         if expected.ms is not None:
@@ -105,3 +108,7 @@ class Forecast:
 
     def _turn_s(self, each: Expected, now_s: float) -> float:
         return each.due_s + self._late_s if each.due_s < now_s else each.due_s
+
+
+def _name(promise: Promise | None) -> str:
+    return DEFAULT_CLASS if promise is None else promise.name

@@ -167,8 +167,10 @@ class SequenceRun:
         event: Event
         if self._first_s is None:
             self._first_s = now
-            ttft_ms = (now - self._job.arrival.received_s) * 1e3
-            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, self._stream.engine.id)
+            ttft_ms, promise = (now - self._job.arrival.received_s) * 1e3, self._job.promise
+            expected_ms, slo_class = self._expected_ttft_ms() or 0.0, "" if promise is None else promise.name
+            engine = self._stream.engine.id
+            event = FirstTokenEvent(now, self.request.request_id, ttft_ms, engine, expected_ms, slo_class)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestEvent, TokensEvent
-from engine.contracts.percentiles import describe
+from engine.contracts.percentiles import Sample, describe
+from engine.service.promises import DEFAULT_CLASS
 
 METRICS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
@@ -30,8 +31,9 @@ class RollingLatency:
         self._samples: dict[str, deque[tuple[float, float, int]]] = {
             name: deque(maxlen=max_samples) for name in METRICS
         }
-        self._classes: dict[str, deque[tuple[float, float, int]]] = defaultdict(lambda: deque(maxlen=max_samples))
-        """TTFT by class of ``slo.classes``, of ended sequences."""
+        self._classes: dict[str, dict[str, deque[tuple[float, float, int]]]] = defaultdict(
+            lambda: {name: deque(maxlen=max_samples) for name in ("observed", "expected")}
+        )
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -40,6 +42,10 @@ class RollingLatency:
                     self._samples["itl_ms"].append((event.at_s, event.itl_ms, event.num_tokens))
                 case FirstTokenEvent():
                     self._samples["ttft_ms"].append((event.at_s, event.ttft_ms, 1))
+                    of_class = self._classes[event.slo_class or DEFAULT_CLASS]
+                    of_class["observed"].append((event.at_s, event.ttft_ms, 1))
+                    if event.expected_ms:
+                        of_class["expected"].append((event.at_s, event.expected_ms, 1))
                 case RequestEvent():
                     self._add_request(event)
                 case _:
@@ -47,8 +53,6 @@ class RollingLatency:
 
     def _add_request(self, event: RequestEvent) -> None:
         self._samples["queue_ms"].append((event.at_s, event.queue_ms, 1))
-        if event.slo_class and event.ttft_ms:
-            self._classes[event.slo_class].append((event.at_s, event.ttft_ms, 1))
         if event.finish_reason not in ("stop", "length"):
             return
         self._samples["e2e_ms"].append((event.at_s, event.e2e_ms, 1))
@@ -58,13 +62,13 @@ class RollingLatency:
     def summary(self) -> dict[str, Any]:
         """``{"window_s": ..., "ttft_ms": {"count", "mean", "p50", "p90", "p95", "p99"}, ...}``; a metric
         without samples has ``count`` 0 and ``None`` elsewhere."""
-        summary: dict[str, Any] = {"window_s": self._window_s}
-        return summary | {name: self._describe(samples) for name, samples in self._samples.items()}
+        found = {name: describe(self._recent(samples)) for name, samples in self._samples.items()}
+        return {"window_s": self._window_s, **found}
 
-    def classes(self) -> dict[str, dict[str, Any]]:
-        """``{NAME: {"ttft_ms": {...}}}`` of the classes of requests."""
-        return {name: {"ttft_ms": self._describe(samples)} for name, samples in self._classes.items()}
+    def of_class(self, slo_class: str) -> dict[str, list[Sample]]:
+        """TTFT in ms of one class of requests: ``observed``, and as it was ``expected``."""
+        return {name: self._recent(samples) for name, samples in self._classes[slo_class].items()}
 
-    def _describe(self, samples: Iterable[tuple[float, float, int]]) -> dict[str, Any]:
+    def _recent(self, samples: Iterable[tuple[float, float, int]]) -> list[Sample]:
         oldest = self._clock() - self._window_s
-        return describe([(value, weight) for at_s, value, weight in samples if at_s >= oldest])
+        return [(value, weight) for at_s, value, weight in samples if at_s >= oldest]

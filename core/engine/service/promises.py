@@ -10,6 +10,8 @@ from engine.service.errors import ApiError, bad_request
 from engine.service.keys import Caller
 
 HEADER = "X-SLO-Class"
+DEFAULT_CLASS = "default"
+"""That of all requests where there are no classes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Sending:
         self._again = again
         self._fleet = fleet
         self._promise = promise
-        self._expected: Expected | None = None
+        self._expected: Expected
         self._cached_tokens = cached_tokens
         self._sent = sent
         self._has_begun = False
@@ -84,9 +84,8 @@ class Sending:
         """When it was sent there: before the engine can have it."""
         cached_tokens, self._cached_tokens = self._cached_tokens, 0
         self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
-        if self._promise is not None:
-            self._expected = engine.forecast.expect(self._promise, max(0, len(self.request.prompt) - cached_tokens))
-            engine.forecast.sent(self._expected)
+        self._expected = engine.forecast.expect(self._promise, max(0, len(self.request.prompt) - cached_tokens))
+        engine.forecast.sent(self._expected)
         engine.sendings.add(self)
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
         self._attempt += 1
@@ -126,7 +125,7 @@ class Sending:
                     self._leaves = False
                     self._go_on()
                 continue
-            if out.tokens and self._expected is not None and not self._has_begun:
+            if out.tokens and not self._has_begun:
                 self.engine.forecast.first_token(self._expected)
             self._has_begun = self._has_begun or bool(out.tokens or out.prompt_logprobs)
             self._share.took(len(out.tokens))
@@ -144,7 +143,7 @@ class Sending:
     @property
     def expected_ttft_ms(self) -> float | None:
         """From :attr:`sent_s` on, as it was expected then; ``None``: it was not."""
-        return None if self._expected is None else self._expected.ms
+        return self._expected.ms
 
     @property
     def route(self) -> Mapping[str, str | int]:
@@ -169,6 +168,5 @@ class Sending:
         with suppress(EngineDead):
             self._stream.abort()
         self._share.end()
-        if self._expected is not None:
-            self.engine.forecast.end(self._expected)
+        self.engine.forecast.end(self._expected)
         self.engine.sendings.discard(self)

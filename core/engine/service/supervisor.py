@@ -106,6 +106,11 @@ class Supervisor:
                     self._log.error("engine died", cause=self._client.cause_of_death)
                     await self._restart()
 
+    @property
+    def silent_s(self) -> float:
+        """Since the engine last said anything: what it has reported of itself is no older, for it reports each step."""
+        return self._silent_s
+
     def not_ready(self) -> str | None:
         """Why the engine cannot serve right now; ``None`` if it can."""
         if self.state != "serving":

@@ -217,7 +217,7 @@ class Targets(dict[str, Target]):
         others = [Target.of(name, one, _key(one.key_env, environ)) for name, one in settings.providers.items()]
         super().__init__({target.id: target for target in (*own, *others)})
         self.names = settings.models
-        self._counters = GatewayCounters([*self])
+        self._counters = GatewayCounters([*self], settings.models)
 
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
@@ -246,6 +246,11 @@ class Targets(dict[str, Target]):
     def count(self, events: Sequence[Event]) -> None:
         """Call on the thread of the event bus."""
         self._counters.add(events)
+
+    @property
+    def shed(self) -> int:
+        """Requests that the gateway itself refused with 429. Call on the thread of the event bus."""
+        return int(self._counters.shed)
 
     def readings(self) -> list[Reading]:
         return self._counters.readings({one.id: (one.takes_requests, one.load.sequences) for one in self.values()})

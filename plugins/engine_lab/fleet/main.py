@@ -108,15 +108,17 @@ def table(state: Any) -> Table:
     """The engines, a line each."""
     shown = Table(box=None, pad_edge=False)
     several = len({each["model"] for each in state["engines"]}) > 1
+    here = any(each.get("pid") for each in state["engines"])
     longest = max(len(each["id"]) for each in state["engines"])
     shown.add_column("engine", overflow="fold", no_wrap=longest <= LONGEST_ID)
     for column in (*["models"] * several, "state", "ready"):
         shown.add_column(column, overflow="fold")
-    for column in ("starts", "sequences", "queued\ntokens", "running\ntokens"):
+    for column in (*["pid"] * here, "starts", "sequences", "queued\ntokens", "running\ntokens"):
         shown.add_column(column, justify="right", no_wrap=True)
     for each in state["engines"]:
         load = each["load"]
-        counts = (each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
+        pid = [each.get("pid") or "-"] * here
+        counts = (*pid, each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
         words = (*[each["model"]] * several, each["state"], "yes" if each["ready"] else "no")
         shown.add_row(each["id"], *words, *map(str, counts))
     return shown

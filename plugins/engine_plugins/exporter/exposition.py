@@ -24,6 +24,13 @@ def page(readings: Iterable[Reading], labels: Mapping[str, str], names_engine: b
     return "".join(f"{line}\n" for line in lines)
 
 
+def info(metric: Metric, found: Iterable[Mapping[str, str]]) -> str:
+    """A gauge that is 1, with what it has to say in its labels; empty where nothing is said."""
+    lines = [f"{metric.name}{braces(*(label(*each) for each in labels.items()))} 1.0\n" for labels in found]
+    head = f"# HELP {metric.name} {escape(metric.help)}\n# TYPE {metric.name} {metric.kind}\n"
+    return head + "".join(lines) if lines else ""
+
+
 def counted(metric: Metric, amount: float) -> Reading:
     """A reading of a counter without labels that is kept elsewhere."""
     return Reading(metric.name, metric.kind, metric.unit, metric.help, values={"": amount})

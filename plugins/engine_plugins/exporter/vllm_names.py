@@ -7,7 +7,7 @@ engine's own metric of the same kind, ``docs/metrics.md`` says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.contracts.counters import Metric
 from engine.contracts.events import (
@@ -37,17 +37,24 @@ REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 2
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
+CACHE_CONFIG = Metric("gauge", "vllm:cache_config_info", "", "KV cache settings.")
+
+
+def cache_config(block_size: int, kv_tokens: float) -> Mapping[str, str]:
+    """The labels of :data:`CACHE_CONFIG`, as pickers of endpoints read them."""
+    return {"block_size": str(block_size), "num_gpu_blocks": str(int(kv_tokens) // block_size)}
+
+
 class VllmMetrics:
     """``vllm:*``."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self) -> None:
         self._metrics = Metrics()
         self.readings = self._metrics.readings
         gauge, counter = self._gauge, self._counter
         self.running = gauge("vllm:num_requests_running", "Requests in execution.")
         self.waiting = gauge("vllm:num_requests_waiting", "Requests waiting to be admitted.")
         self.kv_used = gauge("vllm:kv_cache_usage_perc", "KV cache usage, 1 means full.")
-        gauge("vllm:cache_config_info", "KV cache settings.", "block_size", (str(block_size),)).set(1, str(block_size))
         self.preemptions = counter("vllm:num_preemptions_total", "Preemptions.")
         self.prompt = counter("vllm:prompt_tokens_total", "Prompt tokens processed.")
         self.generation = counter("vllm:generation_tokens_total", "Tokens generated.")

@@ -162,3 +162,20 @@ async def test_a_scrape_has_the_gateways_counters_with_a_line_for_each_target() 
         assert [line.endswith(" 1.0") for line in lines if "target_ready{" in line] == [True, True]
         (served,) = [line for line in lines if "requests_total{" in line and not line.endswith(" 0.0")]
         assert f'engine="{a.id}"' in served and 'status="200"' in served and served.endswith(" 1.0")
+
+
+@in_loop
+async def test_a_gateway_says_how_many_targets_there_are_and_what_waits_there() -> None:
+    a, b = Backend("a"), Backend("b")
+    async with before(a, b) as client:
+        found = await client.json("/engine/scale")
+        assert (found["desired"], found["ready"], found["saturation"], found["backlog_s"]) == (2, 2, 0, None)
+        assert found["classes"]["default"]["shed"] == 0 and found["may_go"] == [a.id]
+        client.target(b).drain()
+        client.target(a).load.queued_tokens = 7
+        for _ in range(9):
+            client.target(a).first_byte.add(7, 50.0)
+        found = await client.json("/engine/scale")
+        assert (found["desired"], found["ready"], found["may_go"]) == (1, 1, [])
+        assert (found["tokens_in_flight"]["queued"], round(found["backlog_s"], 6)) == (7, 0.05)
+        client.target(a).load.queued_tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,11 +14,13 @@ from aiohttp.test_utils import make_mocked_request
 from msgspec.structs import replace
 
 from engine.contracts.command import CommandProvider
-from engine.contracts.config import SlotConfig
+from engine.contracts.config import AutoscaleSettings, FleetSettings, SlotConfig
 from engine.contracts.events import Chunk
 from engine.contracts.findings import EngineReader, Finding, Findings
 from engine.contracts.router import Router
+from engine.counters.fleet import STATE
 from engine.http.routes.fleet import _is_local
+from engine.http.routes.scale import read_scale
 from engine.http.server import Server
 from engine.loop.messages import StepOutputs
 from engine.testing.context import build_context
@@ -59,6 +62,11 @@ async def changed(server: Running, path: str, *headers: str) -> tuple[int, Any]:
     """The status, and what was answered."""
     status, _, body = await server.post(f"/engine/fleet/{path}", b"", *headers)
     return status, json.loads(body)
+
+
+async def counted(server: Running) -> str:
+    """The page without the figures of the moment, which are at its end."""
+    return (await server.get("/metrics"))[2].decode().partition(f"# HELP {STATE.name} ")[0]
 
 
 async def said(server: Running) -> str:
@@ -239,15 +247,15 @@ async def test_engines_are_stopped_and_started_and_their_counts_stay() -> None:
         await changed(server, "drain?engine=a")
         assert await said(server) == "I am b"
         await changed(server, "undrain?engine=a")
-        page = (await server.get("/metrics"))[2]
+        page = await counted(server)
         for replicas, expected in ((1, ["serving", "stopped"]), (2, ["serving", "serving"])):
             status, state = await changed(server, f"resize?replicas={replicas}")
             while (state := await read(server, "/engine/fleet"))["change"]["state"] == "running":
                 await asyncio.sleep(0.01)
             assert status == 202 and [each["state"] for each in state["engines"]] == expected
-            assert (await server.get("/metrics"))[2] == page, "what was counted stays"
+            assert await counted(server) == page, "what was counted stays"
             assert (await read(server, "/health"))["status"] == "ok" and await said(server) == "I am a"
-            page = (await server.get("/metrics"))[2]
+            page = await counted(server)
         status, refusal = await changed(server, "resize?replicas=3")
         assert status == 400 and "fleet.replicas=3" in refusal["error"]["message"]
 
@@ -300,3 +308,63 @@ async def test_without_a_key_only_this_machine_may_change_engines() -> None:
 )
 def test_this_machine_is_known_by_its_address_and_name(remote: str, host: str, local: bool) -> None:
     assert _is_local(make_mocked_request("POST", "/", {"Host": host}).clone(remote=remote)) is local
+
+
+@in_loop
+async def test_what_says_how_many_engines_there_should_be() -> None:
+    async with two() as (server, clients):
+        found = await read(server, "/engine/scale")
+        assert (found["desired"], found["ready"], found["reason"], found["autoscale"]) == (2, 2, "as started", False)
+        assert (found["backlog_s"], found["saturation"], found["may_go"]) == (0, 0, ["b"])
+        assert found.keys() == (await read_scale(server.server.state)).keys()
+        assert found["classes"] == {
+            "default": {"expected_ttft_p95_s": None, "observed_ttft_p95_s": None, "shed": 0},
+        }
+        assert [(each["id"], each["state"], each["starts"]) for each in found["engines"]] == [
+            ("a", "ready", 1),
+            ("b", "ready", 1),
+        ]
+        clients["a"].hold_before = 1
+        asked = asyncio.create_task(server.post(CHAT, chat(n=2)))
+        await clients["a"].holding.wait()
+        found = await read(server, "/engine/scale")
+        assert found["tokens_in_flight"]["running"] > 0 and found["saturation"] == 2 / 32 / 2
+        assert found["may_go"] == ["b"], "a has more to do"
+        clients["a"].proceeding.set()
+        await asked
+        await changed(server, "resize?replicas=1")
+        while (await read(server, "/engine/fleet"))["change"]["state"] == "running":
+            await asyncio.sleep(0.01)
+        found = await read(server, "/engine/scale")
+        assert (found["desired"], found["reason"], found["engines"][1]["state"]) == (1, "asked for", "stopped")
+        page = (await server.get("/metrics"))[2].decode()
+        assert any(line.endswith('engine="b",state="stopped"} 1.0') for line in page.splitlines())
+        assert page.endswith('engine="a"} 1.0\n'), "engines that should be up, of the whole server"
+
+
+@in_loop
+async def test_a_server_without_engines_is_ready_and_holds_as_many_requests_as_its_queue_has_places() -> None:
+    plan = make_plan(max_queue=2)
+    fleet = FleetSettings(autoscale=AutoscaleSettings(min=0, max=1, down_after_s=1.0))
+    plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, fleet=fleet))
+    client = ScriptedClient(says("good morning"))
+    router: Router = DirectRouter(SlotConfig(), build_context())
+    server = Server(plan, {"a": client}, router, [], make_tokenizer(), say=lambda line: None)
+    await server.listen()
+    state, running = server.state, Running(server, client, Told(), MemoryExporter())
+    await state.engine.supervisor.start()
+    await state.engine.supervisor.stop()
+    try:
+        assert [(await running.get(path))[0] for path in ("/ready", "/health")] == [200, 200]
+        asked = [asyncio.create_task(running.post(CHAT, chat())) for _ in range(2)]
+        while state.scaler.held < 2:
+            await asyncio.sleep(0.01)
+        assert (await running.post(CHAT, chat()))[0] == 429, "the queue is full"
+        found = await read(running, "/engine/scale")
+        assert (found["held"], found["classes"]["default"]["shed"]) == (2, 1)
+        scaling = asyncio.create_task(state.scaler.run())
+        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200, 200]
+        assert (await read(running, "/engine/scale"))["reason"] == "2 requests wait for an engine"
+        scaling.cancel()
+    finally:
+        await server.close()

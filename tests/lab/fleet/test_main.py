@@ -40,11 +40,11 @@ def rows(text):
     return [line.split() for line in text.splitlines()]
 
 
-def test_engines_are_a_table_that_fits_a_terminal(capsys):
+def test_engines_are_a_table_with_their_pids_that_fits_a_terminal(capsys):
     with served() as (server, _, _):
         assert main(["fleet", server.url]) == 0
     shown = capsys.readouterr().out
-    assert rows(shown)[2:] == [[name, "serving", "yes", "1", "0", "0", "0"] for name in "ab"]
+    assert rows(shown)[2:] == [[name, "serving", "yes", "1", "1", "0", "0", "0"] for name in "ab"]
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -59,6 +59,7 @@ def test_targets_of_a_gateway_keep_their_ids_whole_and_say_their_models():
     console.print(table({"engines": engines}))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 80 and shown.count("123456") == 4
+    assert "pid" not in shown, "what runs elsewhere has none here"
     assert all(word in shown for word in ("10.0.0.12:8000 ", "models", "small", "reached"))
 
 
@@ -69,7 +70,7 @@ def test_a_restart_says_each_step_and_waits_for_the_last(capsys):
         steps = [line.split()[2:4] for line in shown.splitlines()[:6]]
         names = ("draining,", "restarting", "ready")
         assert steps == [[name, step] for name in "ab" for step in names]
-        assert rows(shown)[-2:] == [[name, "serving", "yes", "2", "0", "0", "0"] for name in "ab"]
+        assert rows(shown)[-2:] == [[name, "serving", "yes", "1", "2", "0", "0", "0"] for name in "ab"]
         assert main(["fleet", "restart", server.url, "b", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [each["starts"] for each in found["engines"]] == [2, 3] and found["change"]["number"] == 2
@@ -81,7 +82,7 @@ def test_a_restart_that_fails_says_why(capsys):
         assert main(["fleet", "restart", server.url]) == 1
         shown = capsys.readouterr()
         assert shown.err == "engine fleet: a did not start: no memory left\n"
-        assert rows(shown.out)[-1] == ["b", "serving", "yes", "1", "0", "0", "0"]
+        assert rows(shown.out)[-1] == ["b", "serving", "yes", "1", "1", "0", "0", "0"]
 
 
 def test_a_drain_waits_until_nothing_is_left(capsys):

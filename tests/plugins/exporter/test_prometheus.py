@@ -17,6 +17,7 @@ from engine.contracts.events import (
     TokensEvent,
 )
 from engine.contracts.provider import BuildContext
+from engine.counters import fleet as gauges
 from engine.counters.declared import SECONDS
 from engine.counters.engine import EngineCounters
 from engine.counters.metrics import Histogram, Metrics
@@ -95,8 +96,11 @@ def listing(page: str) -> str:
 
 def test_a_scrape_keeps_its_metrics_labels_and_meanings():
     """Dashboards and alerts of others read them: a change of the listing belongs in the changelog."""
-    exporter = make("vllm", "bundled")
-    exporter.export([*one_of_each(), step_event(kv_groups_used=(("full", 0.5),))])
+    exporter = plain("vllm", "bundled")
+    fed, fleet = Fed(exporter, 4), gauges.readings(dict.fromkeys(gauges.METRICS, 16.0), "default")
+    counted = exporter._readings
+    exporter.watch(lambda: [*counted(), *fleet])
+    fed.export([*one_of_each(), step_event(kv_groups_used=(("full", 0.5),))])
     assert listing(exporter.render()) == Path(__file__).with_name("metrics.txt").read_text("utf-8")
 
 
@@ -215,10 +219,18 @@ def test_vllm_names_come_on_top_with_their_labels_and_buckets():
     assert value(exporter, "vllm:kv_cache_usage_perc", **names) == 0.5
     assert value(exporter, "vllm:request_success_total", finished_reason="stop", **names) == 1
     assert value(exporter, "vllm:time_to_first_token_seconds_bucket", le="0.02", **names) == 1
-    assert value(exporter, "vllm:cache_config_info", block_size="16", **names) == 1
     assert value(exporter, "vllm:iteration_tokens_total_count") == 2
     assert value(exporter, "engine_requests_running") == 2
     assert not any(name.startswith("vllm") for name in families(make()))
+
+
+def test_the_kv_cache_is_told_in_vllms_labels_of_engines_that_have_started():
+    exporter = plain("vllm")
+    known = [*gauges.readings({gauges.KV_TOKENS: None}, "a"), *gauges.readings({gauges.KV_TOKENS: 4096}, "b")]
+    exporter.watch(lambda: known)
+    (line,) = [line for line in exporter.render().splitlines() if line.startswith("vllm:cache_config_info{")]
+    labels = 'model_name="m",engine="1",block_size="16",num_gpu_blocks="256"'
+    assert line == f"vllm:cache_config_info{{{labels}}} 1.0"
 
 
 def several(*engines: str) -> PrometheusExporter:

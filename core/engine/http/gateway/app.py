@@ -65,6 +65,7 @@ def build_gateway(
     app.router.add_get("/ready", routes.ready)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/engine/fleet", routes.fleet)
+    app.router.add_get("/engine/scale", routes.scale)
     app.router.add_post("/engine/fleet/drain", routes.drain)
     app.router.add_post("/engine/fleet/undrain", routes.undrain)
     app.router.add_route("*", "/engine/{rest:.*}", routes.no_engine)

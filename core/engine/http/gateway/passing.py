@@ -480,6 +480,7 @@ class Passing:
             "" if attempt is None else attempt.model,
             self._expected_ms or 0.0,
             0.0 if provider is None or usage is None else usage.cost(provider),
+            asked.model,
         )
         self._state.bus.publish((ended,))
 

@@ -12,6 +12,8 @@ from engine.http.gateway.state import GatewayState, gateway_of
 from engine.http.routes.fleet import changeable, flag
 from engine.service.engines import not_ready
 from engine.service.errors import ApiError, bad_request
+from engine.service.promises import DEFAULT_CLASS
+from engine.service.scaling import ClassFigures
 from engine.service.targets import Target
 
 
@@ -36,6 +38,35 @@ async def ready(http: web.Request) -> web.StreamResponse:
 async def fleet(http: web.Request) -> web.StreamResponse:
     """``GET /engine/fleet``: each target, as a server's page says it of engines."""
     return json_response(_state(gateway_of(http)))
+
+
+async def scale(http: web.Request) -> web.StreamResponse:
+    """``GET /engine/scale``: as a server's page, of the own targets, as far as a gateway knows: what it has sent them,
+    and when it expects the first byte of what it sends now. Tokens are estimated from bytes."""
+    state = gateway_of(http)
+    shed = await state.read_exporters(lambda: state.targets.shed)
+    targets = [target for target in state.targets.values() if target.provider is None]
+    wanted = [target for target in targets if not target.draining]
+    ready = [target for target in wanted if target.takes_requests]
+    backlogs_ms = [ms for target in ready if (ms := target.expected_ms(0)) is not None]
+    places = state.settings.max_queue * len(ready)
+    leaving = sorted(wanted, key=lambda target: (target.takes_requests, target.load.sequences))
+    return json_response(
+        {
+            "desired": len(wanted),
+            "ready": len(ready),
+            "reason": "gateway.targets, but those that were drained",
+            "backlog_s": sum(backlogs_ms) / len(backlogs_ms) / 1e3 if backlogs_ms else None,
+            "saturation": min(1.0, state.admission.in_flight / places) if places else 1.0,
+            "tokens_in_flight": {
+                "queued": sum(target.load.queued_tokens for target in targets),
+                "running": sum(target.load.running_tokens for target in targets),
+            },
+            "classes": {DEFAULT_CLASS: asdict(ClassFigures(None, None, shed))},
+            "may_go": [target.id for target in leaving[: max(0, len(wanted) - 1)]],
+            "engines": [_target(target) for target in targets],
+        }
+    )
 
 
 async def drain(http: web.Request) -> web.StreamResponse:

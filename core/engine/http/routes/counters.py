@@ -18,5 +18,5 @@ async def counters(http: web.Request) -> web.StreamResponse:
 async def read_counters(state: ServerState, name: str | None = None) -> dict[str, Any]:
     """``name``: the id of the engine, ``None``: the first one."""
     engine = state.engine_of(name)
-    readings = await state.read_exporters(engine.counters.readings)
+    readings = await state.read_exporters(lambda: state.fleet.readings(engine))
     return {"engine": engine.id, "model": engine.model, "metrics": readings}

@@ -115,6 +115,7 @@ def _engine(engine: EngineHandle) -> dict[str, Any]:
         "state": "draining" if engine.draining and engine.state == "serving" else engine.state,
         "ready": engine.takes_requests,
         "why_not": engine.why_not,
+        "pid": engine.pid,
         "starts": engine.supervisor.starts,
         "load": asdict(engine.load),
     }
@@ -127,6 +128,7 @@ def _change(change: Change) -> dict[str, Any]:
         "kind": change.kind,
         "engines": change.engines,
         "state": change.state,
+        "reason": change.reason,
         "error": change.error,
         "steps": [asdict(step) for step in change.steps],
     }
