@@ -14,11 +14,13 @@ import tokenizers
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.values import class_path
 from engine.contracts.config import (
+    BatchSettings,
     ConstraintConfig,
     DrafterConfig,
     KVAllocatorConfig,
     ModelSettings,
     ParallelismConfig,
+    SchedulerConfig,
     ServerSettings,
     Settings,
     SlotConfig,
@@ -122,6 +124,7 @@ def text_of(tokens: Sequence[int]) -> str:
 SLOT_CONFIGS = {
     "parallelism": ParallelismConfig(),
     "drafter": DrafterConfig(),
+    "scheduler": SchedulerConfig(),
     "constraint": ConstraintConfig(),
     "kv_allocator": KVAllocatorConfig(),
 }
@@ -132,8 +135,11 @@ def choice(slot: str, config: SlotConfig) -> SlotChoice:
     return SlotChoice(slot, "one", "", class_path(type(config)), asdict(config), "", "")
 
 
-def make_plan(**server: Any) -> EnginePlan:
-    settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}))
+NO_BATCHES = BatchSettings(path="none")
+
+
+def make_plan(batches: BatchSettings = NO_BATCHES, **server: Any) -> EnginePlan:
+    settings = Settings(model=ModelSettings(), batches=batches, server=ServerSettings(**{"port": 0, **server}))
     tiny = build_context(max_len=MAX_LEN).model
     model = replace(tiny, path="unused", name=MODEL, vocab_size=VOCAB, eos_token_ids=(END,))
     return EnginePlan(

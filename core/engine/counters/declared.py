@@ -64,6 +64,9 @@ PROMPT_TOKENS = Metric("counter", "engine_prompt_tokens_total", "tokens", "Promp
 GENERATION_TOKENS = Metric("counter", "engine_generation_tokens_total", "tokens", "Output tokens of ended sequences.")
 STEP_TOKENS = Metric("counter", "engine_step_tokens_total", "tokens", "Tokens computed in steps.", "kind")
 REJECTED = Metric("counter", "engine_rejected_total", "requests", "Requests refused before the engine.", "status")
+BATCH_LINES = Metric("counter", "engine_batch_lines_total", "requests", "Lines of batches that ended.", "outcome")
+BATCH_LINES_WAITING = Metric("gauge", "engine_batch_lines_waiting", "requests", "Lines of batches to be answered.")
+BATCHES_PAUSED = Metric("gauge", "engine_batches_paused", "1", "1 while batches wait for room on the disk.")
 DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
 """All metrics, in the order of pages and documentation."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import (
     DEFAULT_ENGINE,
+    BatchEvent,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -40,6 +41,7 @@ class EngineCounters:
             declared.REQUESTS.name: FINISH_REASONS,
             declared.STEP_TOKENS.name: ("prefill", "decode"),
             declared.REJECTED.name: STATUSES,
+            declared.BATCH_LINES.name: ("completed", "failed"),
         }
         self._histograms: dict[str, Histogram] = {}
         self._scalars: dict[str, Scalar] = {}
@@ -70,6 +72,11 @@ class EngineCounters:
                 case RejectedEvent():
                     status = str(event.status)
                     self._add(declared.REJECTED, 1, status if status in STATUSES else "other")
+                case BatchEvent():
+                    self._add(declared.BATCH_LINES, event.completed, "completed")
+                    self._add(declared.BATCH_LINES, event.failed, "failed")
+                    self._set(declared.BATCH_LINES_WAITING, event.waiting)
+                    self._set(declared.BATCHES_PAUSED, int(event.paused))
                 case DroppedEvent():
                     self._add(declared.DROPPED_EVENTS, event.num_events)
 

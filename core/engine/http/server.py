@@ -76,6 +76,7 @@ class Server(Listener):
         self.state.fleet.closing = True
 
     async def end(self) -> None:
+        await self.state.batches.close()
         await self.state.fleet.close()
         try:
             async with asyncio.timeout(CLOSE_S):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._mean_s = 1.0
+        self._ended_s = -math.inf
+        """When the last one ended; of ``time.monotonic``."""
         self.in_flight = 0
         """Sequences admitted and not yet ended."""
         self.draining = False
@@ -51,6 +54,11 @@ class Admission:
     def leaving(self) -> bool:
         """Whether requests should go elsewhere: some may still be taken."""
         return self.draining or self.lame_duck
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing has been in flight."""
+        return 0.0 if self.in_flight else time.monotonic() - self._ended_s
 
     def gate(self, client: str) -> None:
         """Refuse early, before the body is read. Raises :class:`ApiError` ``unavailable`` (draining) or ``overloaded``
@@ -100,6 +108,7 @@ class Admission:
             self._flights.discard(flight)
             if not self._flights:
                 self._idle.set()
+            self._ended_s = time.monotonic()
             self._mean_s += 0.1 * (asyncio.get_running_loop().time() - begun - self._mean_s)
 
     def fail_all(self, error: ApiError) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from engine.contracts.events import (
     AdmittedEvent,
+    BatchEvent,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -96,6 +97,7 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
         ProxiedEvent(at_s, "r3", "chat", "127.0.0.1:8001", status=200, total_ms=50.0),
         RejectedEvent(at_s, status=429, reason="queue is full"),
         RejectedEvent(at_s, status=418, reason="a status nobody expected"),
+        BatchEvent(at_s, completed=3, failed=1, waiting=5, paused=False),
         DroppedEvent(at_s, num_events=2),
     )
 
