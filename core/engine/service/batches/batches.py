@@ -130,7 +130,13 @@ class Batches:
                 log.warning("a batch waits for a server with its model", batch=batch.id, model=batch.model)
 
     async def create(
-        self, file: str, endpoint: str, metadata: dict[str, str] | None, tenant: str, caller: Caller | None
+        self,
+        file: str,
+        endpoint: str,
+        metadata: dict[str, str] | None,
+        tenant: str,
+        caller: Caller | None,
+        window_s: int = WINDOW_S,
     ) -> Batch:
         """Raises :class:`ApiError`."""
         if endpoint not in self._endpoints:
@@ -144,7 +150,7 @@ class Batches:
             endpoint,
             file,
             created,
-            created + WINDOW_S,
+            created + window_s,
             metadata=metadata,
             max_sequences=None if caller is None else caller.max_sequences,
         )
