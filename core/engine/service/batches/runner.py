@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -113,7 +112,7 @@ class Runner:
                 return await self._validate(batch)
             case "in_progress":
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(batch.expires_at - time.time()):
+                    async with asyncio.timeout(batch.expires_at - now()):
                         await self._answer_lines(batch)
                 ends_as = "completed" if batch.expires_at > now() else "expired"
                 return await self._keep(lambda store: store.change(name, "in_progress", "finalizing", ends_as=ends_as))
