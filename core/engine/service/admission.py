@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,6 +44,8 @@ class Admission:
         self._mean_s = 1.0
         self._ended_s = -math.inf
         """When the last one ended; of ``time.monotonic``."""
+        self.on_enter: Callable[[], None] = lambda: None
+        """Called before a request comes in."""
         self.in_flight = 0
         """Sequences admitted and not yet ended."""
         self.draining = False
@@ -88,6 +90,7 @@ class Admission:
         task = asyncio.current_task()
         assert task is not None
         flight = Flight(task)
+        self.on_enter()
         begun = asyncio.get_running_loop().time()
         self.in_flight += sequences
         self._held[client] += sequences

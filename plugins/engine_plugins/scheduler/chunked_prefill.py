@@ -12,14 +12,7 @@ from heapq import merge
 from engine.contracts.config import SchedulerConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-from engine_plugins.scheduler.step_room import (
-    StepRoom,
-    decodes,
-    importance,
-    most_urgent_prompt,
-    no_less_urgent,
-    step_tokens,
-)
+from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, step_tokens
 
 
 @dataclass(frozen=True)
@@ -51,9 +44,6 @@ class ChunkedPrefillScheduler:
 
     *Chunks.* One that does not finish its prompt ends at a block border, if the budgets are not smaller than that.
 
-    *Priorities.* A step that computes a prompt leaves out whoever is less urgent than that, also if it decodes: what
-    runs in idle capacity does not make the first token of others later.
-
     *Memory.* A request joins only if its whole prompt fits beside what the others still need; the first that does
     not fit holds up those after it. A decode that is short of a block takes it from the newest, least important
     request.
@@ -64,20 +54,13 @@ class ChunkedPrefillScheduler:
         self._block_size = context.block_size
 
     def plan(self, view: SchedulerView) -> Schedule:
-        if (urgent := most_urgent_prompt(view)) is not None:
-            room = self._fill(no_less_urgent(view, urgent))
-            if room.computes_prompt(urgent) and not room.short_of_blocks:
-                return room.schedule()
-        return self._fill(view).schedule()
-
-    def _fill(self, view: SchedulerView) -> StepRoom:
         room = StepRoom(view, self._block_size)
         aside = min(-(-room.tokens // 2), self._min_chunk) if room.leader_prefills() else 0
         room.tokens -= aside
         room.place_decodes()
         room.tokens += aside
         self._place_prompts(view, room, self._allowance(view, room))
-        return room
+        return room.schedule()
 
     def _allowance(self, view: SchedulerView, room: StepRoom) -> int:
         """Tokens that prompts may take in this step; their time is that of the prompt which is first in line."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import reduce
 
 from engine.contracts.scheduler import (
@@ -34,23 +33,6 @@ def step_tokens(request: RequestView, num_tokens: int) -> int:
     return num_tokens + (request.num_draft_tokens if decodes(request) else 0)
 
 
-def most_urgent_prompt(view: SchedulerView) -> int | None:
-    """Its priority, where requests run that are less urgent; ``None``: there is no such prompt."""
-    prompts = [request for request in view.running if not decodes(request)][:1]
-    urgent = min((request.priority for request in (*prompts, *view.waiting[:1])), default=None)
-    return urgent if urgent is not None and view.running and view.running[-1].priority > urgent else None
-
-
-def no_less_urgent(view: SchedulerView, priority: int) -> SchedulerView:
-    """The view without requests that are less urgent than this; one stays where no other runs: the core may be unable
-    to admit those who wait."""
-    running, waiting = (
-        tuple([request for request in requests if request.priority <= priority])
-        for requests in (view.running, view.waiting)
-    )
-    return replace(view, running=running or view.running[:1], waiting=waiting)
-
-
 class StepRoom:
     """What is left of a step's tokens, rows and blocks, and the rows placed so far.
 
@@ -75,11 +57,6 @@ class StepRoom:
     @property
     def is_empty(self) -> bool:
         return not self._placed
-
-    def computes_prompt(self, priority: int) -> bool:
-        """Some row computes (a part of) a prompt that is no less urgent than this."""
-        placed = (request for request, _ in self._placed.values())
-        return any(request.priority <= priority and not decodes(request) for request in placed)
 
     def place(self, request: RequestView, num_tokens: int) -> None:
         """Add a row, or make the request's row longer by ``num_tokens``."""

@@ -94,17 +94,3 @@ def test_a_newcomer_that_the_core_may_not_admit_never_leaves_the_running_without
     for budget in (1, 2, 8, 100):
         rows = rows_of([request(5, 400, 4, True)], [request(1, 300, priority=-1)], token_budget=budget)
         assert rows["r5"] > 0
-
-
-def test_a_step_with_a_prompt_leaves_out_who_is_less_urgent() -> None:
-    batch = [request(number, 40, 40 - 1, True, priority=9) for number in (7, 8)]
-    mine = request(3, 40, 39, True)
-    assert rows_of([mine, *batch], [request(4, 64)], token_budget=256) == {"r3": 1, "r4": 64}
-    # One stays where no other runs: the core may be unable to admit the newcomer.
-    assert rows_of(batch, [request(4, 64)], token_budget=256) == {"r7": 1, "r4": 64}
-    assert rows_of([mine, *batch], [request(9, 64, priority=9)], token_budget=256) == {
-        "r3": 1,
-        "r7": 1,
-        "r8": 1,
-        "r9": 64,
-    }

@@ -38,16 +38,16 @@ async def begins(idle: Idle, tenant: str = "", most: int | None = None) -> bool:
 
 
 @in_loop
-async def test_half_of_the_rows_are_left_for_clients() -> None:
+async def test_an_eighth_of_the_rows_is_for_lines() -> None:
     async with idle_engine() as (idle, engine, _):
         rows = engine.plan.scheduler.max_requests
-        assert [await begins(idle) for _ in range(rows // 2)] == [True] * (rows // 2)
+        assert [await begins(idle) for _ in range(rows // 8)] == [True] * (rows // 8)
         assert not await begins(idle)
         waiting = asyncio.create_task(idle.enter("", None))
         await asyncio.sleep(0)
         idle.leave("")
         await waiting
-        assert idle.in_flight == rows // 2
+        assert idle.in_flight == rows // 8
 
 
 @in_loop

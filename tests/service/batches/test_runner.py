@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from engine.contracts.events import BatchEvent
+from engine.service.admission import Admission
 from engine.service.batches import runner as module
 from engine.service.batches.idle import Idle
 from engine.service.batches.lines import Answered
 from engine.service.batches.records import Batch
-from engine.service.batches.runner import MOST_TRIES, Answer, Runner
+from engine.service.batches.runner import MOST_DISTURBED, MOST_TRIES, Answer, Runner
 from engine.service.batches.store import Store, new_id, now
 from engine.service.errors import ApiError, engine_died
 
@@ -28,7 +29,7 @@ class Always(Idle):
     """Lets so many lines in."""
 
     def __init__(self, most: int = 4) -> None:
-        super().__init__({}, None, most, 0.0)  # type: ignore[arg-type]
+        super().__init__({}, Admission(8), most, 0.0)
         self.peak = 0
 
     def _may_begin(self, tenant: str, most: int | None) -> bool:
@@ -41,6 +42,7 @@ class Bench:
 
     def __init__(self, folder: Path, answer: Answer, idle: Idle) -> None:
         self.store = Store(folder)
+        self.idle = idle
         self.events: list[Any] = []
         self.runner = Runner(self.call, answer, idle, self.events.append, 1000, 1000)
 
@@ -98,7 +100,7 @@ async def test_lines_of_several_batches_take_turns_within_the_limit(tmp_path: Pa
         batches = [found.add(30) for _ in range(3)]
         ended = [(await found.run(batch))[0] for batch in batches]
         assert [(batch.status, batch.completed, batch.total) for batch in ended] == [("completed", 30, 30)] * 3
-        assert max(0, found.runner._idle.in_flight) == 0
+        assert max(0, found.idle.in_flight) == 0
     waiting = [event.waiting for event in found.events if isinstance(event, BatchEvent)]
     assert max(waiting) <= 90 and waiting[-1] == 0 and sum(event.completed for event in found.events) == 90
 
@@ -176,3 +178,27 @@ async def test_a_tenant_has_no_more_lines_at_once_than_its_key_allows(tmp_path: 
         batches = [found.add(5, max_sequences=2) for _ in range(2)]
         assert [(await found.run(batch))[0].completed for batch in batches] == [5, 5]
     assert most == 2
+
+
+@in_loop
+async def test_a_line_makes_way_for_clients_but_not_for_ever(tmp_path: Path) -> None:
+    begun, ended = 0, asyncio.Event()
+
+    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+        nonlocal begun
+        begun += 1
+        grow(2)
+        await ended.wait()
+        return Answered(200, "r", b"{}")
+
+    async with bench(tmp_path, answer, most=2) as found:
+        batch = found.add(1)
+        for number in range(MOST_DISTURBED + 1):
+            while begun == number:
+                await asyncio.sleep(0)
+            with found.idle._admission.enter("a client", 1):
+                await asyncio.sleep(0.05)
+        assert begun == MOST_DISTURBED + 1 and found.idle.in_flight == 2
+        ended.set()
+        done, good, _ = await found.run(batch)
+        assert (done.completed, len(good), found.idle.in_flight) == (1, 1, 0)

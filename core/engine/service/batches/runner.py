@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -12,7 +13,7 @@ import msgspec
 import structlog
 
 from engine.contracts.events import BatchEvent, Event
-from engine.service.batches.idle import Idle
+from engine.service.batches.idle import Disturbed, Idle
 from engine.service.batches.lines import Answered, Line, Validation, body_of, output_line
 from engine.service.batches.records import Batch
 from engine.service.batches.store import SLICE, DiskFull, Store, now
@@ -24,6 +25,8 @@ AGAIN_S = 2.0
 """After so long a full disk is written to again, and a line is tried again that an engine could not take."""
 MOST_TRIES = 5
 """A line under which engines have died so often has failed: it may be what they die of."""
+MOST_DISTURBED = 3
+"""A line that has made way for clients so often runs to its end the next time: it may be a long one."""
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "This request was not executed: its batch was cancelled.")
 
@@ -152,7 +155,7 @@ class Runner:
             after = lines[-1].number
 
     async def _run(self, batch: Batch, line: Line, raw: bytes) -> None:
-        held = 1
+        held, disturbed = 1, 0
 
         def grow(sequences: int) -> None:
             nonlocal held
@@ -160,11 +163,23 @@ class Runner:
             held = sequences
 
         try:
-            answered = await self._answered(batch, line, body_of(raw), grow)
+            while True:
+                work = self._answered(batch, line, body_of(raw), grow)
+                try:
+                    answered = await (self._idle.undisturbed(work) if disturbed < MOST_DISTURBED else work)
+                    break
+                except Disturbed:
+                    disturbed += 1
+                grow(1)
+                self._idle.leave(batch.tenant)
+                held = 0
+                await self._idle.enter(batch.tenant, batch.max_sequences)
+                held = 1
             await self._save((batch.id, line.number, answered.is_ok, output_line(batch.id, line, answered)))
         finally:  # not before its result is kept: a full disk holds back all lines
-            grow(1)
-            self._idle.leave(batch.tenant)
+            if held:
+                grow(1)
+                self._idle.leave(batch.tenant)
         self._waiting[batch.id] -= 1
         self._tell(answered)
 
