@@ -31,8 +31,8 @@ from tools.attack.harness import Row, Target, arguments, engines_of, percentile,
 
 DISK_MB = 24
 FULL_S = 8.0
-RATES = (1.0, 4.0)
-"""Requests of clients per second: with a pause between them, and with hardly any."""
+RATES = (0.5, 2.0)
+"""Requests of clients per second: lines run between most of them, and between few."""
 
 
 async def upload(target: Target, data: bytes) -> str:
@@ -70,7 +70,7 @@ async def killed(options: argparse.Namespace) -> Row:
     rng, total = random.Random(options.seed), options.lines
     lines = [line(number, 8) for number in range(total)]
     with disk() as (folder, how):
-        overrides = [f"batches.path={folder}/b", "batches.quiet_s=0", *options.overrides]
+        overrides = [f"batches.path={folder}/b", "batches.quiet_s=0", "batches.max_in_flight=16", *options.overrides]
         name, paused, filled = "", "", False
         marks = sorted(rng.uniform(0.1, 0.8) for _ in range(options.kills))
         for mark in [*marks, None]:

@@ -373,7 +373,8 @@ class BatchSettings:
     total_bytes: int = 10 * 1024**3
     """A tenant whose files, those with results included, have more bytes uploads no more."""
     max_in_flight: int | None = None
-    """Most sequences of batches that run at once; null: half of ``scheduler.max_requests`` of each engine."""
+    """Most sequences of batches that run at once; null: an eighth of ``scheduler.max_requests`` of each
+    engine."""
     quiet_s: float = 1.0
     """Lines begin once no request of a client has waited or run for so long."""
 
