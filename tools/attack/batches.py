@@ -29,7 +29,7 @@ from typing import Any
 from tools.attack.client import CHAT, COMPLETIONS, ask, get, once, request
 from tools.attack.harness import Row, Target, arguments, engines_of, percentile, run, serve, token_ids
 
-DISK_MB = 24
+DISK_MB = 64
 FULL_S = 8.0
 RATES = (0.5, 2.0)
 """Requests of clients per second: lines run between most of them, and between few."""
