@@ -31,7 +31,7 @@ def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
 
     compiled = user_folder("native")
     folder = tempfile.TemporaryDirectory(prefix="engine-tests-")
-    os.environ["XDG_CACHE_HOME"] = folder.name
+    os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = folder.name
     linked = user_folder("native")
     linked.parent.mkdir(mode=0o700)
     with contextlib.suppress(OSError):  # where nothing can be kept, kernels are compiled for these tests

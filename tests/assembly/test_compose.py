@@ -358,6 +358,7 @@ def test_what_comes_out_is_plain_json(builtins):
         "device",
         "calibration",
         "gateway",
+        "batches",
         "execution",
         "overlap",
         "seed",

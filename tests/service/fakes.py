@@ -14,6 +14,7 @@ import tokenizers
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.values import class_path
 from engine.contracts.config import (
+    BatchSettings,
     ConstraintConfig,
     DrafterConfig,
     KVAllocatorConfig,
@@ -135,8 +136,12 @@ def choice(slot: str, config: SlotConfig) -> SlotChoice:
     return SlotChoice(slot, "one", "", class_path(type(config)), asdict(config), "", "")
 
 
-def make_plan(slo: SloSettings | None = None, **server: Any) -> EnginePlan:
-    settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}), slo=slo or SloSettings())
+NO_BATCHES = BatchSettings(path="none")
+
+
+def make_plan(batches: BatchSettings = NO_BATCHES, slo: SloSettings | None = None, **server: Any) -> EnginePlan:
+    listener = ServerSettings(**{"port": 0, **server})
+    settings = Settings(model=ModelSettings(), batches=batches, server=listener, slo=slo or SloSettings())
     tiny = build_context(max_len=MAX_LEN).model
     model = replace(tiny, path="unused", name=MODEL, vocab_size=VOCAB, eos_token_ids=(END,))
     return EnginePlan(

@@ -15,6 +15,7 @@ from engine.contracts.config import PluginSettings
 CORE = (
     CommandProvider("serve", "engine.cli.serve:COMMAND", "start the OpenAI-compatible server"),
     CommandProvider("gateway", "engine.cli.gateway:COMMAND", "place requests among servers elsewhere"),
+    CommandProvider("batch", "engine.cli.batch:COMMAND", "answer a file of requests without a server"),
     CommandProvider("worker", "engine.cli.worker:COMMAND", "be a further rank of an engine that waits for workers"),
     CommandProvider("check", "engine.cli.check:COMMAND", "resolve a configuration without starting anything"),
     CommandProvider("config", "engine.cli.config:COMMAND", "print the composed configuration"),

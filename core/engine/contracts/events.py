@@ -270,6 +270,21 @@ class StoredAnswersEvent(msgspec.Struct, frozen=True, tag="stored_answers"):
     suspended: bool = False
 
 
+class BatchEvent(msgspec.Struct, frozen=True, tag="batch"):
+    """Lines of batches were answered, or batches paused or went on."""
+
+    at_s: float
+    completed: int
+    """Lines that were answered since the last such event."""
+    failed: int
+    """Those of them that an error answers: not part of ``completed``."""
+    waiting: int
+    """Lines of all batches that are to be answered."""
+    paused: bool
+    """Nothing goes on: the disk is full."""
+    engine: str = DEFAULT_ENGINE
+
+
 class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):
     """Events no exporter saw, because the bounded queue in front of the exporters was full."""
 
@@ -288,6 +303,7 @@ Event = (
     | ProxiedEvent
     | RejectedEvent
     | StoredAnswersEvent
+    | BatchEvent
     | DroppedEvent
 )
 """Every event an exporter can receive."""

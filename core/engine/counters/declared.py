@@ -83,6 +83,9 @@ ANSWER_FALSE_RATIO = Metric(
 ANSWER_ENTRIES = Metric("gauge", "engine_answer_cache_entries", "answers", "Answers stored.")
 ANSWER_BYTES = Metric("gauge", "engine_answer_cache_bytes", "bytes", "What they take.")
 ANSWER_SUSPENDED = Metric("gauge", "engine_answer_cache_suspended", "1", "1: similar questions are no longer answered.")
+BATCH_LINES = Metric("counter", "engine_batch_lines_total", "requests", "Lines of batches that ended.", "outcome")
+BATCH_LINES_WAITING = Metric("gauge", "engine_batch_lines_waiting", "requests", "Lines of batches to be answered.")
+BATCHES_PAUSED = Metric("gauge", "engine_batches_paused", "1", "1 while batches wait for room on the disk.")
 DROPPED_EVENTS = Metric("counter", "engine_dropped_events_total", "events", "Events that no exporter saw.")
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
 """All metrics, in the order of pages and documentation."""

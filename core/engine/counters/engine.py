@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from engine.contracts.counters import Metric, Reading
 from engine.contracts.events import (
     DEFAULT_ENGINE,
+    BatchEvent,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -46,6 +47,7 @@ class EngineCounters:
             declared.ANSWER_LOOKUPS.name: ("hit", "similar", "miss"),
             declared.ANSWER_AUDITS.name: ("agreed", "false"),
             declared.ANSWER_FALSE_RATIO.name: ("low", "high"),
+            declared.BATCH_LINES.name: ("completed", "failed"),
         }
         self._histograms: dict[str, Histogram] = {}
         self._scalars: dict[str, Scalar] = {}
@@ -84,6 +86,11 @@ class EngineCounters:
                         self._add(declared.SLO_REFUSED, 1, event.slo_class)
                 case StoredAnswersEvent():
                     self._on_stored_answers(event)
+                case BatchEvent():
+                    self._add(declared.BATCH_LINES, event.completed, "completed")
+                    self._add(declared.BATCH_LINES, event.failed, "failed")
+                    self._set(declared.BATCH_LINES_WAITING, event.waiting)
+                    self._set(declared.BATCHES_PAUSED, int(event.paused))
                 case DroppedEvent():
                     self._add(declared.DROPPED_EVENTS, event.num_events)
 

@@ -69,7 +69,8 @@ async def answer(endpoint: Endpoint[Any], http: web.Request) -> web.StreamRespon
                 return await _whole(job, generation, form, storing)
 
 
-async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format, storing: Storing | None) -> web.StreamResponse:
+async def whole(job: Job, deltas: AsyncIterable[Delta], form: Format) -> bytes:
+    """The answer to a request that is not streamed. Raises :class:`ApiError`."""
     collected: list[list[Delta]] = [[] for _ in range(job.num_sequences)]
     async for delta in deltas:
         collected[delta.index].append(delta)
@@ -78,7 +79,11 @@ async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format, storing: 
         return form.whole([joined(each) for each in collected])
 
     is_large = job.api.sampling.prompt_logprobs is not None and num_echoed(job.api) > LARGE_ANSWER
-    data = await asyncio.to_thread(written) if is_large else written()
+    return await asyncio.to_thread(written) if is_large else written()
+
+
+async def _whole(job: Job, deltas: AsyncIterable[Delta], form: Format, storing: Storing | None) -> web.StreamResponse:
+    data = await whole(job, deltas, form)
     if storing is not None:
         storing.keep(form.record())
     return web.Response(body=data, content_type="application/json")

@@ -18,7 +18,9 @@ from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
+from engine.http.line_answers import BATCHED, LineAnswers
 from engine.http.proxy import new_session
+from engine.http.routes import batches, files
 from engine.http.routes import fleet as fleet_routes
 from engine.http.routes.count_tokens import count_tokens
 from engine.http.routes.counters import counters as counters_route
@@ -44,6 +46,7 @@ from engine.http.routes.version import version
 from engine.http.state import LISTENER, STATE, Recorder, ServerState
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
+from engine.service.batches.batches import Batches
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle, count_for
@@ -101,6 +104,15 @@ def build_app(
         finders=Finders(finders or {}),
         responses=ResponseStore(settings.store_bytes, settings.store_s),
     )
+    state.batches = Batches(
+        plan.settings.batches,
+        engines,
+        state.admission,
+        LineAnswers(state),
+        [endpoint.path for endpoint in BATCHED],
+        lambda event: bus.publish((event,)),
+        settings.max_body_bytes,
+    )
     for engine in engines.values():
         engine.publish_to(bus.publish)
         engine.client.on_events(state.prefill.add)
@@ -123,6 +135,15 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/v1/responses/{response}", one_response)
     router.add_delete("/v1/responses/{response}", delete_response)
     router.add_get("/v1/responses/{response}/input_items", input_items)
+    router.add_post("/v1/files", files.upload)
+    router.add_get("/v1/files", files.listed)
+    router.add_get("/v1/files/{file}", files.one)
+    router.add_delete("/v1/files/{file}", files.delete)
+    router.add_get("/v1/files/{file}/content", files.content)
+    router.add_post("/v1/batches", batches.create)
+    router.add_get("/v1/batches", batches.listed)
+    router.add_get("/v1/batches/{batch}", batches.one)
+    router.add_post("/v1/batches/{batch}/cancel", batches.cancel)
     router.add_get("/api/version", api_version)
     router.add_get("/api/tags", tags)
     router.add_get("/api/ps", ps)
@@ -157,7 +178,9 @@ def _add_routes(router: web.UrlDispatcher) -> None:
 async def _resources(app: web.Application) -> AsyncIterator[None]:
     state = app[STATE]
     state.session = new_session()
+    await state.batches.start()
     yield
+    await state.batches.close()
     await state.session.close()
     state.engine.tokenizer.close()
     state.engine.grammars.close()

@@ -31,6 +31,12 @@ def caller_of(http: web.Request) -> Caller | None:
     return http.get(CALLER)
 
 
+def owner_of(http: web.Request) -> str:
+    """Whose files and batches a request may see: those of its tenant, or all where no keys are told apart."""
+    caller = caller_of(http)
+    return "" if caller is None else caller.of
+
+
 def client_of(http: web.Request, user: str | None = None) -> str:
     """Who sent a request: the tenant of its key or else its address, and the user it names where that is trusted. The
     queue is fair among clients."""

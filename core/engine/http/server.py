@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 from aiohttp import web
@@ -72,10 +73,16 @@ class Server(Listener):
             self._say(f"error: the engine cannot run: {error}")
         return 1
 
+    @property
+    def ready(self) -> str:
+        """The line that says so."""
+        return f"ready: {self._plan.model.name} at {self.url}/v1"
+
     def leave(self) -> None:
         self.state.fleet.closing = True
 
     async def end(self) -> None:
+        await self.state.batches.close()
         await self.state.fleet.close()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -101,7 +108,7 @@ class Server(Listener):
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        self._say(f"ready: {self._plan.model.name} at {self.url}/v1")
+        self._say(self.ready)
         await self._keep()
 
     async def _keep(self) -> None:
@@ -128,12 +135,26 @@ class Server(Listener):
             say(describe_start(engine.client.info))
 
 
+S = TypeVar("S", bound=Server)
+
+
 def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:
     """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that have findings,
     by the name that calls each.
 
     SIGTERM takes requests for another ``server.lame_duck_s``, then drains for at most ``server.drain_s``; SIGINT drains
-    at once; a second signal ends at once. Raises
+    at once; a second signal ends at once. Raises as :func:`make_server`.
+    """
+    return asyncio.run(make_server(plan, Server, finders).run())
+
+
+def make_server(
+    plan: EnginePlan,
+    kind: type[S],
+    finders: Mapping[str, CommandProvider] | None = None,
+    say: Callable[[str], None] = to_stderr,
+) -> S:
+    """A server with the engines of a plan in processes of their own. Raises
     :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
     tokenizer cannot be used.
     """
@@ -148,5 +169,4 @@ def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None
     plan = with_memory(plan)
     replicas = range(plan.settings.fleet.replicas)
     clients = {engine_id(plan, each): ProcessEngineClient(plan, devices_of(plan, each)) for each in replicas}
-    server = Server(plan, clients, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan))
-    return asyncio.run(server.run())
+    return kind(plan, clients, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan), say=say)

@@ -17,6 +17,7 @@ from engine.http.bodies import Bodies, Body
 from engine.http.progress import PrefillProgress
 from engine.machine import Meter
 from engine.service.admission import Admission
+from engine.service.batches.batches import Batches
 from engine.service.body_parser import BodyParser
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
@@ -81,6 +82,7 @@ class ServerState(ListenerState):
     waterfalls: Waterfalls
     finders: Finders
     responses: ResponseStore
+    batches: Batches = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)
     machine: Meter = field(default_factory=Meter)
     prefill: PrefillProgress = field(default_factory=PrefillProgress)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -64,6 +65,10 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._mean_s = 1.0
+        self._ended_s = -math.inf
+        """When the last one ended; of ``time.monotonic``."""
+        self.on_enter: Callable[[], None] = lambda: None
+        """Called before a request comes in."""
         self.draining = False
         self.lame_duck = False
         """The server is about to drain, and takes requests of those who have not heard of it."""
@@ -77,6 +82,11 @@ class Admission:
     def in_flight(self) -> int:
         """Sequences admitted and not yet ended."""
         return sum(queue.in_flight for queue in self._queues.values())
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing has been in flight."""
+        return 0.0 if self.in_flight else time.monotonic() - self._ended_s
 
     def gate(self, client: str, slo_class: str = "") -> None:
         """Refuse early, before the body is read. Raises :class:`ApiError` ``unavailable`` (draining) or ``overloaded``
@@ -107,6 +117,7 @@ class Admission:
         task = asyncio.current_task()
         assert task is not None
         flight = Flight(task)
+        self.on_enter()
         begun = asyncio.get_running_loop().time()
         queue.count(client, sequences)
         self._flights.add(flight)
@@ -123,6 +134,7 @@ class Admission:
             self._flights.discard(flight)
             if not self._flights:
                 self._idle.set()
+            self._ended_s = time.monotonic()
             self._mean_s += 0.1 * (asyncio.get_running_loop().time() - begun - self._mean_s)
 
     def fail_all(self, error: ApiError) -> None:

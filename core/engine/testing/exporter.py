@@ -17,6 +17,7 @@ import msgspec
 
 from engine.contracts.events import (
     AdmittedEvent,
+    BatchEvent,
     DroppedEvent,
     Event,
     FirstTokenEvent,
@@ -98,6 +99,7 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
         RejectedEvent(at_s, status=429, reason="queue is full"),
         RejectedEvent(at_s, status=418, reason="a status nobody expected"),
         StoredAnswersEvent(at_s, hits=3, similar_hits=2, misses=5, audits=4, false_hits=1, false_rate=(0.05, 0.7)),
+        BatchEvent(at_s, completed=3, failed=1, waiting=5, paused=False),
         DroppedEvent(at_s, num_events=2),
     )
 

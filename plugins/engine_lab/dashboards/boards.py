@@ -114,6 +114,14 @@ REQUESTS = Dashboard(
             ),
         ),
         Row(
+            "Batches",
+            (
+                Panel("Lines that ended", split(declared.BATCH_LINES), "reqps"),
+                Panel("Lines to be answered", one(gauge(declared.BATCH_LINES_WAITING), "waiting"), "short"),
+                Panel("Paused: the disk is full", one(gauge(declared.BATCHES_PAUSED, "max"), "paused"), "short"),
+            ),
+        ),
+        Row(
             "Where their time goes",
             (
                 Panel(
