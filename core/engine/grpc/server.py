@@ -1,0 +1,104 @@
+"""A listener for gRPC over the same engines, queue and keys as HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from engine.contracts.config import GrpcSettings, ServerSettings
+from engine.grpc import health, vllm_engine
+from engine.grpc.calls import Calls, Method
+from engine.grpc.health import Health
+from engine.grpc.vllm_engine import VllmEngine
+from engine.service.transport import Backend, CannotListen
+
+CALLS_PER_PLACE = 4
+SPARE_CALLS = 64
+"""At most ``CALLS_PER_PLACE * server.max_queue + SPARE_CALLS`` calls are open; one more is refused unread. Those beyond
+``server.max_queue`` are told so, with when to try again."""
+PING_S, PING_ANSWER_S = 60, 20
+"""A connection that is silent for so long is asked whether it still is one."""
+
+
+class GrpcServer:
+    """An :class:`engine.service.transport.Transport`. Call :meth:`start` once."""
+
+    def __init__(self, backend: Backend) -> None:
+        settings = backend.settings
+        self._settings = settings
+        self._calls = Calls(backend)
+        options = options_of(settings)
+        most = CALLS_PER_PLACE * settings.max_queue + SPARE_CALLS
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
+        self._add(vllm_engine.NAME, VllmEngine(self._calls).methods())
+        self._add(health.NAME, Health(backend, (vllm_engine.NAME,)).methods())
+        reflection.enable_server_reflection((vllm_engine.NAME, health.NAME, reflection.SERVICE_NAME), self._server)
+        self.address = ""
+
+    async def start(self) -> None:
+        """Raises :class:`CannotListen`."""
+        target = target_of(self._settings)
+        tls = credentials_of(self._settings.grpc)
+        try:
+            if tls is None:
+                port = self._server.add_insecure_port(target)
+            else:
+                port = self._server.add_secure_port(target, tls)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise CannotListen(f"cannot listen on server.grpc.listen={self._settings.grpc.listen}. Choose another one.")
+        await self._server.start()
+        self._calls.start()
+        self.address = target if target.startswith("unix:") else f"{target.rpartition(':')[0]}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and end those that are left after ``grace_s`` seconds."""
+        await self._server.stop(grace_s)
+        self._calls.close()
+
+    def _add(self, name: str, methods: tuple[Method, ...]) -> None:
+        handlers = {method.name: self._calls.handler(method) for method in methods}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+
+def options_of(settings: ServerSettings) -> tuple[tuple[str, Any], ...]:
+    """Settings of the library that are chosen here and not left to it."""
+    return (
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),  # an answer is bounded by what a request may ask for
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and nobody be told
+        ("grpc.keepalive_time_ms", PING_S * 1000),
+        ("grpc.keepalive_timeout_ms", PING_ANSWER_S * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask as often, too
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+
+
+def target_of(settings: ServerSettings) -> str:
+    """As grpc spells addresses."""
+    listen, host = settings.grpc.listen or "", settings.host
+    if listen.isdigit():
+        return f"{f'[{host}]' if ':' in host else host}:{listen}"
+    return listen
+
+
+def credentials_of(settings: GrpcSettings) -> Any:
+    """Those of the files; ``None``: there is no TLS. Raises :class:`CannotListen`."""
+    if settings.cert is None or settings.key is None:
+        return None
+    pair = (_read("key", settings.key), _read("cert", settings.cert))
+    if settings.client_ca is None:
+        return grpc.ssl_server_credentials([pair])
+    authorities = _read("client_ca", settings.client_ca)
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=True)
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CannotListen(f"server.grpc.{name}={path}: {error.strerror or 'cannot be read'}") from None
