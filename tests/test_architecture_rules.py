@@ -445,6 +445,7 @@ WALL_CLOCK = {
     "core/engine/native/file_cache.py",  # ages of files
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/service/prepare.py",  # "created"
+    "core/engine/grpc/vllm_engine.py",  # "timestamp"
     "core/engine/http/state.py",  # "created"
     "core/engine/http/ollama_format.py",  # "created_at"
     "plugins/engine_plugins/exporter/otlp.py",  # times of spans

@@ -19,6 +19,7 @@ from engine.contracts.config import (
     KVAllocatorConfig,
     ModelSettings,
     ParallelismConfig,
+    SchedulerConfig,
     ServerSettings,
     Settings,
     SlotConfig,
@@ -124,6 +125,7 @@ SLOT_CONFIGS = {
     "drafter": DrafterConfig(),
     "constraint": ConstraintConfig(),
     "kv_allocator": KVAllocatorConfig(),
+    "scheduler": SchedulerConfig(),
 }
 """Of the slots that a server asks about."""
 

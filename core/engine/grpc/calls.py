@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from engine.contracts.events import DEFAULT_ENGINE, RejectedEvent
@@ -36,8 +37,6 @@ WRITE_S = 60.0
 """A client that reads nothing for so long is cut off."""
 LOOK_S = 5.0
 """How often clients are looked at that read nothing."""
-ABORT_S = 5.0
-"""How long the status of a call that failed may take to leave."""
 
 Access = Literal["open", "key", "admin"]
 log = structlog.get_logger("engine.access")
@@ -121,22 +120,25 @@ class Call:
         try:
             async with self._turns.turn(self.client), asyncio.timeout(READ_S):
                 message = await self._context.read()
+        except DecodeError:
+            message = grpc.aio.EOF
         except TimeoutError:
             words = f"The message did not arrive within {READ_S:.0f} s."
             raise GrpcError(StatusCode.DEADLINE_EXCEEDED, words, code="message_timeout") from None
         if message is grpc.aio.EOF:
             raise GrpcError(
                 StatusCode.INVALID_ARGUMENT,
-                "There is no message, or it cannot be parsed as what this method takes.",
+                "There is no message, or it is not of the type that this method takes.",
                 code="no_message",
             )
         return message
 
-    async def fail(self, error: ApiError) -> None:
-        """End the call with ``error``. Raises what grpc wants raised."""
-        with suppress(TimeoutError):  # of a client that reads nothing
-            async with asyncio.timeout(ABORT_S):
-                await self._context.abort(status_of(error), error.message, trailing_metadata(error))
+    def fail(self, error: ApiError) -> None:
+        """Have the call end with ``error`` once its method returns. ``context.abort`` would raise, and grpc keeps the
+        frames of what was raised."""
+        self._context.set_code(status_of(error))
+        self._context.set_details(error.message)
+        self._context.set_trailing_metadata(trailing_metadata(error))
 
 
 Serve = Callable[[Call], Awaitable[None]]
@@ -201,7 +203,7 @@ class Calls:
             failure = await self._answered(method, call)
             status = StatusCode.OK if failure is None else status_of(failure)
             if failure is not None:
-                await call.fail(failure)
+                call.fail(failure)
         finally:
             self._open.discard(call)
             (log.debug if method.is_probe else log.info)(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ class GrpcServer:
     def __init__(self, backend: Backend) -> None:
         settings = backend.settings
         self._settings = settings
-        self._calls = Calls(backend)
+        self.calls = Calls(backend)
         options = options_of(settings)
         most = CALLS_PER_PLACE * settings.max_queue + SPARE_CALLS
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
-        self._add(vllm_engine.NAME, VllmEngine(self._calls).methods())
+        self._add(vllm_engine.NAME, VllmEngine(self.calls).methods())
         self._add(health.NAME, Health(backend, (vllm_engine.NAME,)).methods())
         reflection.enable_server_reflection((vllm_engine.NAME, health.NAME, reflection.SERVICE_NAME), self._server)
         self.address = ""
@@ -52,16 +53,16 @@ class GrpcServer:
         if not port:
             raise CannotListen(f"cannot listen on server.grpc.listen={self._settings.grpc.listen}. Choose another one.")
         await self._server.start()
-        self._calls.start()
+        self.calls.start()
         self.address = target if target.startswith("unix:") else f"{target.rpartition(':')[0]}:{port}"
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and end those that are left after ``grace_s`` seconds."""
         await self._server.stop(grace_s)
-        self._calls.close()
+        self.calls.close()
 
     def _add(self, name: str, methods: tuple[Method, ...]) -> None:
-        handlers = {method.name: self._calls.handler(method) for method in methods}
+        handlers = {method.name: self.calls.handler(method) for method in methods}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
@@ -91,10 +92,26 @@ def credentials_of(settings: GrpcSettings) -> Any:
     if settings.cert is None or settings.key is None:
         return None
     pair = (_read("key", settings.key), _read("cert", settings.cert))
+    _check(settings)
     if settings.client_ca is None:
         return grpc.ssl_server_credentials([pair])
     authorities = _read("client_ca", settings.client_ca)
     return grpc.ssl_server_credentials([pair], authorities, require_client_auth=True)
+
+
+def _check(settings: GrpcSettings) -> None:
+    """grpc itself says of bad files that it cannot listen. Raises :class:`CannotListen`."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    which: tuple[str, ...] = ("cert", "key")
+    try:
+        assert settings.cert is not None
+        context.load_cert_chain(settings.cert, settings.key, password=lambda: "")
+        if settings.client_ca is not None:
+            which = ("client_ca",)
+            context.load_verify_locations(settings.client_ca)
+    except ssl.SSLError as error:
+        names = " ".join([f"server.grpc.{name}={getattr(settings, name)}" for name in which])
+        raise CannotListen(f"{names}: not usable as PEM: {error.reason or 'no certificate and key'}.") from None
 
 
 def _read(name: str, path: str) -> bytes:

@@ -23,6 +23,7 @@ class GenerateOptions(GenerationRequest, kw_only=True):
 
     kind = "completion"
     id_prefix = "gen-"
+    default_tokens = 2**31 - 1  # as many as there is room for
     fits_output = True
 
     logprobs: NumLogprobs | None = None
