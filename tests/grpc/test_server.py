@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 from collections.abc import Callable
@@ -150,6 +151,27 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, str], words: st
 def test_limits_of_the_library_are_chosen() -> None:
     options = dict(options_of(ServerSettings(max_body_bytes=1234)))
     assert options["grpc.max_receive_message_length"] == 1234 and options["grpc.so_reuseport"] == 0
+
+
+@in_loop
+async def test_connections_beyond_the_limit_are_closed_and_calls_on_open_ones_go_on() -> None:
+    async with running(max_connections=3) as server:
+        assert len(tokens_of(await server.generate())) == 12
+        host, port = server.address.split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        ended = await asyncio.gather(*[asyncio.wait_for(_ended(reader), 5) for reader, _ in opened])
+        assert sum(ended) >= 6
+        assert len(tokens_of(await server.generate())) == 12
+        for _, writer in opened:
+            writer.close()
+
+
+async def _ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the other end closes at once; one that goes on sends its settings first."""
+    try:
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
 
 
 def test_nothing_is_opened_that_nobody_asked_for() -> None:

@@ -20,6 +20,12 @@ CALLS_PER_PLACE = 4
 SPARE_CALLS = 64
 """At most ``CALLS_PER_PLACE * server.max_queue + SPARE_CALLS`` calls are open; one more is refused unread. Those beyond
 ``server.max_queue`` are told so, with when to try again."""
+MOST_CONNECTIONS = 1024
+"""Further ones are closed: clients send many calls over one connection, and HTTP needs open files, too."""
+HANDSHAKE_S = 10
+"""A new connection must have begun to speak gRPC by then."""
+IDLE_S = 600
+"""A connection without calls is closed after so long; clients open another one by themselves."""
 PING_S, PING_ANSWER_S = 60, 20
 """A connection that is silent for so long is asked whether it still is one."""
 
@@ -72,6 +78,10 @@ def options_of(settings: ServerSettings) -> tuple[tuple[str, Any], ...]:
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),  # an answer is bounded by what a request may ask for
         ("grpc.so_reuseport", 0),  # two servers on one port would share its calls, and nobody be told
+        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, settings.max_connections or MOST_CONNECTIONS)),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.http2.settings_timeout", HANDSHAKE_S * 1000),
+        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
         ("grpc.keepalive_time_ms", PING_S * 1000),
         ("grpc.keepalive_timeout_ms", PING_ANSWER_S * 1000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask as often, too
