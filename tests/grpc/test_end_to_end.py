@@ -76,7 +76,6 @@ def asked(**params: Any) -> pb.GenerateRequest:
 
 
 def test_the_tokens_are_those_of_http(served: Served) -> None:
-    assert f"gRPC at {served.address}" in served.output.read_text()
     over_http = served.http("/v1/chat/completions", QUESTION)
     (choice,) = over_http["choices"]
     request = asked(max_tokens=80)
@@ -116,7 +115,8 @@ def test_a_signal_drains_calls_of_grpc_as_those_of_http(served: Served) -> None:
 
         def watch() -> None:
             try:
-                watched.extend([answer.status for answer in health.Watch(health_pb2.HealthCheckRequest())])
+                for answer in health.Watch(health_pb2.HealthCheckRequest()):
+                    watched.append(answer.status)
             except grpc.RpcError:
                 pass  # the server has ended
 
@@ -133,4 +133,5 @@ def test_a_signal_drains_calls_of_grpc_as_those_of_http(served: Served) -> None:
         watching.join(10)
         assert watched[0] == health_pb2.HealthCheckResponse.SERVING  # who watches does not keep the server from ending
     said = served.output.read_text()
+    assert f"/v1, gRPC at {served.address}\n" in said
     assert "draining: 1 sequences in flight" in said and "Traceback" not in said
