@@ -85,6 +85,10 @@ def _network_namespaces() -> str:
     return "" if tried.returncode == 0 else "network namespaces may not be made here"
 
 
+def _openssl() -> str:
+    return "" if shutil.which("openssl") else "there is no command openssl"
+
+
 needs_compiler = needs(_compiler)
 needs_x86 = needs(_x86)
 needs_no_gpu = needs(_no_gpu)
@@ -92,6 +96,7 @@ needs_amx = needs(_amx)
 needs_ray = needs(_ray)
 needs_browser = needs(_browser)
 needs_network_namespaces = needs(_network_namespaces)
+needs_openssl = needs(_openssl)
 
 
 def needs_integer_instructions(name: str) -> pytest.MarkDecorator:

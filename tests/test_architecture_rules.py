@@ -55,7 +55,8 @@ MAY_IMPORT = {
     },
     "service": {"service", "counters", "plugin_guard", "checkpoint", "startup", "loop", "assembly", "contracts"},
     "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
-    "cli": {"cli", "testing", "http", "service", "assembly", "contracts", "version"},
+    "grpc": {"grpc", "service", "assembly", "contracts"},
+    "cli": {"cli", "testing", "grpc", "http", "service", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 
@@ -63,10 +64,12 @@ SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 AIOHTTP_ONLY_IN = "http/"
+GRPC_ONLY_IN = "grpc/"
+GRPC = ("grpc", "google", "grpc_health", "grpc_reflection", "smg_grpc_proto")
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
 TORCH_FREE = (
-    "plugin_guard", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
-    "counters",
+    "plugin_guard", "checkpoint", "contracts", "native", "models", "assembly", "cli", "grpc", "http", "service", "loop",
+    "kv", "counters",
 )  # fmt: skip
 WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
 
@@ -224,7 +227,7 @@ def test_templates_import_only_what_the_guide_publishes():
     assert wrong == [] and len(sources(TEMPLATES)) > 20
 
 
-def test_hydra_pluggy_and_aiohttp_stay_in_their_place():
+def test_hydra_pluggy_aiohttp_and_grpc_stay_in_their_place():
     wrong = []
     for file in sources(CORE):
         where = relative(file)
@@ -233,6 +236,8 @@ def test_hydra_pluggy_and_aiohttp_stay_in_their_place():
             if library in ("hydra", "omegaconf") and not where.startswith(HYDRA_ONLY_IN):
                 wrong.append(f"{where}: {name}")
             if library == "aiohttp" and not where.startswith(AIOHTTP_ONLY_IN):
+                wrong.append(f"{where}: {name}")
+            if library in GRPC and not where.startswith(GRPC_ONLY_IN):
                 wrong.append(f"{where}: {name}")
             if library == "pluggy" and where not in PLUGGY_ONLY_IN:
                 wrong.append(f"{where}: {name}")
@@ -441,6 +446,7 @@ WALL_CLOCK = {
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/service/prepare.py",  # "created"
     "core/engine/service/batches/store.py",  # "created_at", "expires_at"
+    "core/engine/grpc/vllm_engine.py",  # "timestamp"
     "core/engine/http/state.py",  # "created"
     "core/engine/http/ollama_format.py",  # "created_at"
     "plugins/engine_plugins/exporter/otlp.py",  # times of spans

@@ -213,8 +213,18 @@ def test_serve_hands_the_resolved_plan_to_the_server(model, monkeypatch, capsys)
 
     served: list[EnginePlan] = []
     found: dict[str, CommandProvider] = {}
-    monkeypatch.setattr(server, "serve", lambda plan, finders: served.append(plan) or found.update(finders) or 0)
-    assert main(["serve", "--model", model, "--port", "0", "+preset=baseline", "device=cpu"]) == 0
+    transports: list[int] = []
+
+    def serve(plan, finders, beside):
+        served.append(plan)
+        found.update(finders)
+        transports.append(len(beside))
+        return 0
+
+    monkeypatch.setattr(server, "serve", serve)
+    line = ["serve", "--model", model, "--port", "0", "+preset=baseline", "device=cpu"]
+    assert main(line) == main([*line, "server.grpc.listen=0"]) == 0
+    assert transports == [0, 1]
     assert served[0].settings.server.port == 0 and served[0].choice("scheduler").name == "static"
     assert "scheduler" in capsys.readouterr().out
     assert found.keys() == {"doctor"} and all(each.finds for each in found.values())

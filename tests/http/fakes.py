@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from engine.http.server import Server
+from engine.service.transport import Listen
 
 from ..service.fakes import (
     HELLO,
@@ -88,13 +89,16 @@ def _dechunk(body: bytes) -> bytes:
 
 @asynccontextmanager
 async def running(
-    script: Script = HELLO, start: bool = True, router: Any = None, **server: Any
+    script: Script = HELLO,
+    start: bool = True,
+    router: Any = None,
+    beside: Sequence[Listen] = (),
+    **server: Any,
 ) -> AsyncIterator[Running]:
-    """A server on a free loopback port over a scripted engine."""
+    """A server on a free loopback port over a scripted engine. ``beside``: open other transports."""
     client, router, exporter = ScriptedClient(script), router or DirectRouter(), MemoryExporter()
-    instance = Server(
-        make_plan(**server), {"default": client}, router, [exporter], make_tokenizer(), say=lambda line: None
-    )
+    parts = make_plan(**server), {"default": client}, router, [exporter], make_tokenizer()
+    instance = Server(*parts, beside=beside, say=lambda line: None)
     await instance.listen()
     if start:
         await instance.state.engine.supervisor.start()

@@ -40,10 +40,12 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     if joining := joining_of(plan):
         return work(joining.address, joining.rank, joining.environment)
     print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
+    from engine.grpc.opening import grpc_transport
     from engine.http.server import serve
 
     offers = commands(configured.discovered)
-    return serve(plan, {name: offer.provider for name, offer in offers.items() if offer.provider.finds})
+    beside = [found] if (found := grpc_transport(plan.settings.server)) is not None else []
+    return serve(plan, {name: offer.provider for name, offer in offers.items() if offer.provider.finds}, beside)
 
 
 COMMAND = Command("Start the OpenAI-compatible server.", _run, shorthands)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
 
 MOST_REPLICAS = 64
+_LISTEN = re.compile(r"[0-9]{1,5}|(?:[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}|unix:.+")
+"""Where gRPC may listen."""
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.\-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9.\-]+)(?::[0-9]{1,5})?")
 """As browsers send it."""
 _CLASS = re.compile(r"[A-Za-z0-9_\-]{1,64}")
@@ -270,6 +272,31 @@ class MemorySettings:
 
 
 @dataclass(frozen=True)
+class GrpcSettings:
+    """The gRPC transport, see ``docs/grpc.md``; needs the extra ``engine[grpc]``."""
+
+    listen: str | None = None
+    """``HOST:PORT``, ``PORT`` (on ``server.host``) or ``unix:PATH``; null: no gRPC."""
+    cert: str | None = None
+    """A PEM file with the server's certificate chain; with ``key``: TLS."""
+    key: str | None = None
+    """A PEM file with the private key of ``cert``."""
+    client_ca: str | None = None
+    """A PEM file with authorities: a client must have a certificate of one of them (mutual TLS)."""
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("server.grpc.cert and server.grpc.key belong together: give both, or none")
+        if self.client_ca is not None and self.cert is None:
+            raise ValueError("server.grpc.client_ca needs server.grpc.cert and server.grpc.key")
+        if self.listen is not None and not _LISTEN.fullmatch(self.listen):
+            raise ValueError(
+                f"server.grpc.listen={self.listen}: expected HOST:PORT, [IPV6]:PORT, PORT or unix:PATH, "
+                "for example 127.0.0.1:50051"
+            )
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
@@ -318,6 +345,7 @@ class ServerSettings:
     tool_syntax: str | None = None
     """How the model writes calls of tools: the name of a syntax, or a file of JSON with one of your own, see
     `Tools` in ``docs/serving.md``; null: as the text of its chat template tells."""
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
 
     def __post_init__(self) -> None:
         if not self.host:

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 from aiohttp import web
 
 from engine.http.state import CALLER, LISTENER, SLO_CLASS, STATE, TRACE, ListenerState, ServerState
-from engine.service.addresses import network_of
 from engine.service.admission import Flight
-from engine.service.keys import Caller
+from engine.service.keys import Caller, client_name
 from engine.service.promises import HEADER as SLO_HEADER
 from engine.service.promises import Promise, promise
 from engine.service.response_store import Tenant
@@ -40,10 +39,8 @@ def owner_of(http: web.Request) -> str:
 def client_of(http: web.Request, user: str | None = None) -> str:
     """Who sent a request: the tenant of its key or else its address, and the user it names where that is trusted. The
     queue is fair among clients."""
-    caller, trusted = caller_of(http), user and listener_of(http).settings.trust_user
-    if caller is not None:
-        return f"tenant:{caller.of}/{user}" if trusted else f"tenant:{caller.of}"
-    return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
+    trusted = user if listener_of(http).settings.trust_user else None
+    return client_name(caller_of(http), http.remote or "", trusted)
 
 
 def promise_of(http: web.Request) -> Promise | None:

@@ -17,6 +17,7 @@ from engine.http.connections import Connections, TooFewFiles, most_connections
 from engine.http.state import LISTENER, ListenerState
 from engine.service import logs
 from engine.service.errors import ApiError
+from engine.service.transport import CannotListen
 
 ABORT_S = 1.0
 """How long requests that were ended may take to write their error event."""
@@ -67,6 +68,9 @@ class Listener(ABC):
         except TooFewFiles as error:
             self._say(f"error: {error}")
             return 2
+        except CannotListen as error:
+            self._say(f"error: {error}")
+            return 1
         except OSError as error:
             settings = self._settings
             where = f"server.host={settings.host} server.port={settings.port}"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -23,7 +19,8 @@ from engine.http.routes.ui import UI_ROUTES
 from engine.http.state import CALLER, LISTENER, SLO_CLASS, TRACE
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
-from engine.service.keys import Keys
+from engine.service.keys import Keys, WrongKey, caller_of, sent_keys
+from engine.service.logs import echoed_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,7 +32,6 @@ READ = ("fleet", "scale", "stats", "counters", "latency", "requests")
 """What pages and commands of ``/engine`` ask for again and again."""
 PROBES = frozenset({"/health", "/ready", "/metrics"}) | {f"/engine/{name}" for name in READ}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-_SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
 log = structlog.get_logger("engine.access")
 
 
@@ -98,19 +94,21 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
             raise HttpError(403, "This server answers to local names only (server.host).", code="foreign_host")
     elif not _is_open(route, settings):
         sent = sent_keys(request.headers.getall("Authorization", []), request.headers.getall("x-api-key", []))
-        if settings.api_key is None or not is_among(settings.api_key, sent):
-            _identify(request, state.keys, sent)
+        _identify(request, settings.api_key, state.keys, sent)
     return await handler(request)
 
 
-def _identify(request: web.Request, keys: Keys | None, sent: list[str]) -> None:
+def _identify(request: web.Request, api_key: str | None, keys: Keys | None, sent: list[str]) -> None:
     """Note whose key it is. Raises :class:`HttpError` where it is nobody's, or not for this route."""
     route = _route(request)
-    caller = next(filter(None, map(keys.find, sent)), None) if keys is not None else None
-    if caller is None:
+    try:
+        caller = caller_of(api_key, keys, sent)
+    except WrongKey:
         asks = " With server.ui=true, the page asks for it." if route in UI_ROUTES else ""
         message = f"Wrong or missing API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.{asks}"
-        raise HttpError(401, message, code="invalid_api_key")
+        raise HttpError(401, message, code="invalid_api_key") from None
+    if caller is None:
+        return
     if not caller.admin and route is not None and (route.startswith(ADMIN) or route == "/metrics"):
         raise HttpError(403, f"{route} is for keys with admin (server.keys).", code="admin_only")
     request[CALLER] = caller
@@ -127,29 +125,6 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.force_close()
         # aiohttp has written the header fields already: without this one a client would use the connection again.
         response.headers["Connection"] = "close"
-
-
-def echoed_id(sent: str) -> str:
-    """The client's own id without anything that could confuse a log, or a new one. It identifies nothing here."""
-    return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
-
-
-def sent_keys(authorizations: list[str], api_keys: list[str]) -> list[str]:
-    """``Authorization: Bearer <key>`` and ``x-api-key: <key>``, at most one of each."""
-    if len(authorizations) > 1 or len(api_keys) > 1:
-        return []
-    schemes = [sent.partition(" ") for sent in authorizations]
-    return [credentials for scheme, _, credentials in schemes if scheme == "Bearer"] + api_keys
-
-
-def is_among(key: str, sent: list[str]) -> bool:
-    """Compared in constant time."""
-    return any(hmac.compare_digest(_digest(one), _digest(key)) for one in sent)
-
-
-def _digest(text: str) -> bytes:
-    # Headers may hold any byte, as surrogates; a digest has one length whatever was sent.
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _is_refusal(error: ApiError) -> bool:

@@ -15,7 +15,7 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.app import build_app
-from engine.http.listener import Listener, to_stderr
+from engine.http.listener import ABORT_S, Listener, to_stderr
 from engine.http.state import STATE, ServerState
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.machine import use
@@ -25,6 +25,7 @@ from engine.service.grammar_worker import GrammarWorker
 from engine.service.start_check import check_headers, load_tokenizer
 from engine.service.starting import StartReport
 from engine.service.tokenizer import Tokenizer
+from engine.service.transport import CannotListen, Listen, Transport
 from engine.startup.memory.report import describe_start
 
 CLOSE_S = 15.0
@@ -47,13 +48,17 @@ class Server(Listener):
         finders: Mapping[str, CommandProvider] | None = None,
         grammars: GrammarWorker | None = None,
         *,
+        beside: Sequence[Listen] = (),
         say: Callable[[str], None] = to_stderr,
     ) -> None:
-        """``clients``: the engines, by id."""
+        """``clients``: the engines, by id. ``beside``: open other transports to them."""
         super().__init__(plan.settings.server, say)
         self._plan = plan
         self._clients = clients
         self._parts = (router, exporters, tokenizer, finders, grammars)
+        self._beside = beside
+        self.transports: list[Transport] = []
+        """Those beside HTTP, once :meth:`listen` has returned."""
 
     @property
     def state(self) -> ServerState:
@@ -61,6 +66,16 @@ class Server(Listener):
 
     def build(self) -> web.Application:
         return build_app(self._plan, self._clients, *self._parts)
+
+    async def listen(self) -> None:
+        """Raises :class:`CannotListen` as well."""
+        await super().listen()
+        try:
+            for opened in self._beside:
+                self.transports.append(await opened(self.state))
+        except CannotListen:
+            await self.close()
+            raise
 
     async def work(self) -> int:
         """Returns 1 when the last engine could not go on, 2 when the configuration cannot run here."""
@@ -83,6 +98,7 @@ class Server(Listener):
 
     async def end(self) -> None:
         await self.state.batches.close()
+        await asyncio.gather(*[transport.stop(ABORT_S) for transport in self.transports])
         await self.state.fleet.close()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -108,7 +124,8 @@ class Server(Listener):
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        self._say(self.ready)
+        also = "".join([f", gRPC at {transport.address}" for transport in self.transports])
+        self._say(f"{self.ready}{also}")
         await self._keep()
 
     async def _keep(self) -> None:
@@ -138,14 +155,14 @@ class Server(Listener):
 S = TypeVar("S", bound=Server)
 
 
-def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None) -> int:
+def serve(plan: EnginePlan, finders: Mapping[str, CommandProvider] | None = None, beside: Sequence[Listen] = ()) -> int:
     """Serve until a signal says otherwise; returns the process's exit code. ``finders``: commands that have findings,
-    by the name that calls each.
+    by the name that calls each. ``beside``: open other transports.
 
     SIGTERM takes requests for another ``server.lame_duck_s``, then drains for at most ``server.drain_s``; SIGINT drains
     at once; a second signal ends at once. Raises as :func:`make_server`.
     """
-    return asyncio.run(make_server(plan, Server, finders).run())
+    return asyncio.run(make_server(plan, Server, finders, beside=beside).run())
 
 
 def make_server(
@@ -153,6 +170,7 @@ def make_server(
     kind: type[S],
     finders: Mapping[str, CommandProvider] | None = None,
     say: Callable[[str], None] = to_stderr,
+    beside: Sequence[Listen] = (),
 ) -> S:
     """A server with the engines of a plan in processes of their own. Raises
     :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
@@ -169,4 +187,5 @@ def make_server(
     plan = with_memory(plan)
     replicas = range(plan.settings.fleet.replicas)
     clients = {engine_id(plan, each): ProcessEngineClient(plan, devices_of(plan, each)) for each in replicas}
-    return kind(plan, clients, parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan), say=say)
+    held = parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan)
+    return kind(plan, clients, *held, beside=beside, say=say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -13,6 +14,7 @@ import structlog
 from msgspec import Meta
 
 from engine.assembly.errors import AssemblyError
+from engine.service.addresses import network_of
 
 LOOKED_AT_S = 1.0
 """A file that has changed is read again so soon."""
@@ -99,6 +101,47 @@ class Keys:
                 expected = ", ".join(self._classes or ()) or "none"
                 raise ValueError(f"key {caller.name}: slo: {unknown[0]!r} is none of slo.classes ({expected})")
         return {one.sha256: one for one in callers}
+
+
+class WrongKey(Exception):
+    """A key is needed, and nothing that was sent is one."""
+
+
+def caller_of(api_key: str | None, keys: Keys | None, sent: Sequence[str]) -> Caller | None:
+    """Whose key is among those ``sent``; ``None``: it is ``api_key``, or no key is needed. Raises
+    :class:`WrongKey`."""
+    if (api_key is None and keys is None) or (api_key is not None and is_among(api_key, sent)):
+        return None
+    caller = next(filter(None, map(keys.find, sent)), None) if keys is not None else None
+    if caller is None:
+        raise WrongKey
+    return caller
+
+
+def sent_keys(authorizations: Sequence[str], api_keys: Sequence[str]) -> list[str]:
+    """Of ``Authorization: Bearer <key>`` and ``x-api-key: <key>``, at most one of each."""
+    if len(authorizations) > 1 or len(api_keys) > 1:
+        return []
+    schemes = [sent.partition(" ") for sent in authorizations]
+    return [*(credentials for scheme, _, credentials in schemes if scheme == "Bearer"), *api_keys]
+
+
+def is_among(key: str, sent: Sequence[str]) -> bool:
+    """Compared in constant time."""
+    return any(hmac.compare_digest(_digest(one), _digest(key)) for one in sent)
+
+
+def client_name(caller: Caller | None, address: str, user: str | None = None) -> str:
+    """Who sent a request: the tenant of its key or else its address, and the ``user`` it names where that is trusted.
+    The queue is fair among clients."""
+    if caller is not None:
+        return f"tenant:{caller.of}/{user}" if user else f"tenant:{caller.of}"
+    return f"user:{user}" if user else f"address:{network_of(address)}"
+
+
+def _digest(text: str) -> bytes:
+    # Headers may hold any byte, as surrogates; a digest has one length whatever was sent.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _state_of(path: str) -> tuple[int, int, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +15,16 @@ import structlog
 
 from engine.startup.output import keep_output
 
-__all__ = ["Repeated", "configure", "http_logger", "keep_output", "on_loop_error"]
+__all__ = ["Repeated", "configure", "echoed_id", "http_logger", "keep_output", "on_loop_error"]
 
 EVERY_S = 60.0
 """Seconds between two lines about the same repeated error."""
+_SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
+
+
+def echoed_id(sent: str) -> str:
+    """The client's own id without anything that could confuse a log, or a new one. It identifies nothing here."""
+    return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
 
 
 class Repeated:

@@ -218,7 +218,7 @@ def _chat(body: bytes, limits: Limits) -> ParsedChat:
     request = decode(body, ChatRequest)
     settle_tools(request)
     check_model(request.model, limits.model)
-    _check_fan_out(1, request.num_choices(), limits)
+    check_fan_out(1, request.num_choices(), limits)
     _check_turns(request.messages, limits)
     return ParsedChat(_conversation(request, request.messages), _options(request, ChatOptions))
 
@@ -271,9 +271,9 @@ def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
     check_model(request.model, limits.model)
     n = request.num_choices()
     if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
-        _check_fan_out(len(request.prompt), n, limits)  # before anything is done for each of them
+        check_fan_out(len(request.prompt), n, limits)  # before anything is done for each of them
     prompts = split_prompts(request.prompt)
-    _check_fan_out(len(prompts), n, limits)
+    check_fan_out(len(prompts), n, limits)
     texts = tuple([prompt for prompt in prompts if isinstance(prompt, str)])
     ids = tuple([_packed(prompt, limits) for prompt in prompts if not isinstance(prompt, str)])
     return ParsedCompletion(_options(request, CompletionOptions), texts, ids)
@@ -312,7 +312,8 @@ _PARSERS: dict[type[Any], Any] = {
 }
 
 
-def _check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
+def check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
+    """Raises :class:`ApiError` ``invalid`` for more sequences than a request may have."""
     if num_prompts * n > limits.max_n:
         raise bad_request(
             f"{num_prompts} prompts x n={n} are {num_prompts * n} sequences; at most {limits.max_n} per request "

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -25,7 +26,7 @@ from engine_lab.bench.options import BenchOptions, options_of
 from engine_lab.bench.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.report import Result, render, summarise
-from engine_lab.bench.target import HttpSender, Target, open_session
+from engine_lab.bench.target import HttpSender, Send, Target, open_session
 from engine_lab.bench.workload import Workload, arrivals, random_text
 from engine_lab.shared.output import check_writable, write_json
 
@@ -89,13 +90,27 @@ async def measure(options: BenchOptions) -> Result:
         else:
             calibration = await calibrate(session, target, text[:SAMPLE_CHARS], count_tokens)
         workload = make_workload(options, text, calibration)
-        send = HttpSender(session, target, clock, keep_text=count_tokens is not None)
-        machine = await Watched.begin(session, target)
-        records, lags_s = await run_load(options, workload, send)
-        watched = await machine.end()
+        async with sender(options, session, target, keep_text=count_tokens is not None) as send:
+            machine = await Watched.begin(session, target)
+            records, lags_s = await run_load(options, workload, send)
+            watched = await machine.end()
     if count_tokens is not None:
         records = [count_output(record, count_tokens) for record in records]
     return summarise(records, lags_s, options.slo, describe_run(options, model, workload, calibration), watched)
+
+
+@contextlib.asynccontextmanager
+async def sender(
+    options: BenchOptions, session: aiohttp.ClientSession, target: Target, keep_text: bool
+) -> AsyncIterator[Send]:
+    """Over the transport that the options name."""
+    if options.grpc is None:
+        yield HttpSender(session, target, clock, keep_text)
+        return
+    from engine_lab.bench.grpc_target import grpc_sender
+
+    async with grpc_sender(options.grpc, target, clock, options.timeout_s) as send:
+        yield send
 
 
 def read_text(path: str) -> str:
@@ -122,9 +137,7 @@ def make_workload(options: BenchOptions, text: str, calibration: Calibration) ->
     )
 
 
-async def run_load(
-    options: BenchOptions, workload: Workload, send: HttpSender
-) -> tuple[list[RequestRecord], list[float]]:
+async def run_load(options: BenchOptions, workload: Workload, send: Send) -> tuple[list[RequestRecord], list[float]]:
     """The measured records and the event loop's lags in seconds. Raises ``ProbeError`` if no warm-up succeeds: a server
     that refuses everything, because it is not ready, does so faster than any client can ask."""
     if options.warmup:
@@ -202,6 +215,7 @@ def describe_run(options: BenchOptions, model: str, workload: Workload, calibrat
     """What was run, for the result."""
     return {
         "url": options.url,
+        "grpc": options.grpc,
         "model": model,
         "load": options.load,
         "concurrency": None if options.rate is not None else options.concurrency,

@@ -46,6 +46,8 @@ class BenchOptions:
     timeout_s: float
     tokenizer: str | None
     compare: tuple[str, str] | None
+    grpc: str | None = None
+    """Where the load is sent over gRPC; ``None``: over HTTP, to :attr:`url`."""
 
     @property
     def load(self) -> str:
@@ -61,6 +63,8 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         raise ValueError(f"--url {flags.url}: expected http://HOST:PORT")
     if flags.endpoint == "chat" and flags.prompt_ids is not None:
         raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
+    if flags.grpc is not None and (flags.endpoint == "chat" or flags.tokenizer is not None):
+        raise ValueError("--grpc sends prompts and gets token ids: it takes no --endpoint chat and no --tokenizer")
     if flags.rate is not None and flags.concurrency is not None:
         raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     requests = flags.requests
@@ -79,7 +83,7 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         shared_prefix=flags.shared_prefix,
         text_file=flags.text,
         prompt_ids=flags.prompt_ids,
-        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None and flags.grpc is None else "completions"),
         temperature=flags.temperature,
         ignore_eos=flags.ignore_eos,
         usage_per_chunk=flags.usage_per_chunk,
@@ -91,6 +95,7 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         timeout_s=flags.timeout,
         tokenizer=flags.tokenizer,
         compare=tuple(flags.compare) if flags.compare else None,
+        grpc=flags.grpc,
     )
 
 
@@ -114,6 +119,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--url", default="http://127.0.0.1:8000", help="any OpenAI-compatible server (%(default)s)")
     add("--model", metavar="NAME", help="default: the first one the server lists")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
+    add("--grpc", metavar="HOST:PORT", help="send the load over gRPC there (or to unix:PATH); the rest goes to --url")
     add("--endpoint", choices=("chat", "completions"), help="default: chat")
     add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
 

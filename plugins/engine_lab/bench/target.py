@@ -72,6 +72,30 @@ class Send(Protocol):
     async def __call__(self, request: BenchRequest, scheduled_s: float) -> RequestRecord: ...
 
 
+def record_of(
+    request: BenchRequest, scheduled_s: float, sent_s: float, done_s: float, result: StreamResult, keep_text: bool
+) -> RequestRecord:
+    """What came of a request. Times in seconds of one clock."""
+    return RequestRecord(
+        index=request.index,
+        scheduled_s=scheduled_s,
+        sent_s=sent_s,
+        done_s=done_s,
+        chunks_s=tuple(result.chunks_s),
+        chunk_tokens=tuple(result.chunk_tokens) if len(result.chunk_tokens) == len(result.chunks_s) else (),
+        end_s=result.end_s,
+        prompt_tokens=result.prompt_tokens,
+        cached_tokens=result.cached_tokens,
+        output_tokens=result.output_tokens,
+        drafting=result.drafting,
+        served=result.served,
+        finish_reason=result.finish_reason,
+        error=result.error,
+        detail=result.detail,
+        text="".join(result.text) if keep_text else "",
+    )
+
+
 class HttpSender:
     """Sends over HTTP with one connection per running request."""
 
@@ -89,24 +113,7 @@ class HttpSender:
             result = StreamResult(error="connect", detail=str(error))
         except aiohttp.ClientError as error:
             result = StreamResult(error="disconnected", detail=f"{type(error).__name__}: {error}")
-        return RequestRecord(
-            index=request.index,
-            scheduled_s=scheduled_s,
-            sent_s=sent_s,
-            done_s=self._clock(),
-            chunks_s=tuple(result.chunks_s),
-            chunk_tokens=tuple(result.chunk_tokens) if len(result.chunk_tokens) == len(result.chunks_s) else (),
-            end_s=result.end_s,
-            prompt_tokens=result.prompt_tokens,
-            cached_tokens=result.cached_tokens,
-            output_tokens=result.output_tokens,
-            drafting=result.drafting,
-            served=result.served,
-            finish_reason=result.finish_reason,
-            error=result.error,
-            detail=result.detail,
-            text="".join(result.text) if self._keep_text else "",
-        )
+        return record_of(request, scheduled_s, sent_s, self._clock(), result, self._keep_text)
 
     async def _post(self, body: bytes) -> StreamResult:
         target = self._target
