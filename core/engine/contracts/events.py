@@ -230,6 +230,10 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     """When a gateway expected the first byte after it sent the request to that server; 0: it could not know."""
     cost: float = 0.0
     """Of a provider's answer, in the currency of its prices; 0: it has no price, or said no usage."""
+    name: str = ""
+    """What the client called the model, as a gateway knows it: perhaps a name that stands for several."""
+    model_reason: str = ""
+    """Why a gateway tried the first of several models first."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):

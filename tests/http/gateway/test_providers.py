@@ -222,8 +222,10 @@ async def test_simple_questions_go_to_the_small_model_and_the_others_to_the_larg
         return TieredRouter(TieredConfig(), build_context())
 
     async with before(small, large, models={"auto": ["small", "large"]}, make_router=tiered) as client:
-        assert (await client.ask(model="auto")).words == small.words
-        assert (await client.ask(model="auto", tools=[{"type": "function"}])).words == large.words
+        outcome = await client.ask(model="auto")
+        assert (outcome.words, outcome.headers["x-model-reason"]) == (small.words, "short and simple")
+        outcome = await client.ask(model="auto", tools=[{"type": "function"}])
+        assert (outcome.words, outcome.headers["x-model-reason"]) == (large.words, "not simple")
         long = [{"role": "user", "content": "word " * 2000}]
         assert (await client.ask(model="auto", messages=long)).words == large.words
         going_on = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "word " * 2000}]

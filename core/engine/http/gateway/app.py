@@ -16,7 +16,7 @@ from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
 from engine.http.gateway import routes
-from engine.http.gateway.passing import answer
+from engine.http.gateway.answering import answer
 from engine.http.gateway.state import GATEWAY, GatewayState
 from engine.http.proxy import new_session
 from engine.http.routes.metrics import metrics
