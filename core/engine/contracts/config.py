@@ -366,6 +366,8 @@ def _is_target(url: str) -> bool:
         return False
 
 
+NEEDED_FIELDS = ("model", "messages", "prompt", "stream")
+"""Fields of a request without which its answer would be another one, or none."""
 OWN_FIELDS = ("cache_salt", "priority")
 """Fields of a request that say nothing to servers of other makers, some of which refuse them."""
 
@@ -408,6 +410,8 @@ def _check_provider(key: str, provider: ProviderSettings) -> None:
     _check_names(f"{key}.models", (*provider.models, *provider.models.values()))
     if not provider.models:
         raise ValueError(f"{key}.models is empty; say which it has: {{NAME HERE: NAME THERE}}")
+    if needed := [name for name in provider.drop if name in NEEDED_FIELDS]:
+        raise ValueError(f"{key}.drop: {needed[0]} cannot be left out of a request; drop what the provider refuses")
     for name in ("input_price", "output_price", "overflow_ms"):
         at_least(f"{key}.{name}", getattr(provider, name) or 0.0, 0.0)
     at_least(f"{key}.first_byte_s", provider.first_byte_s, 0.1)

@@ -149,7 +149,7 @@ class Passing:
                 log.warning(
                     "attempt failed",
                     target=attempt.target.id,
-                    why=failures.words_for(failure),
+                    why=attempt.target.refusal or failures.words_for(failure),
                     request_id=self._asked.request_id,
                 )
         assert failure is not None
@@ -208,7 +208,7 @@ class Passing:
         )
         async with asking as reply:
             if reply.status in (401, 402, 403):
-                target.breaker.failed()
+                target.refused_key(reply.status)
                 raise Elsewhere(failures.refused_key(target, reply.status))
             if reply.status != 200 and not 400 <= reply.status < 600:
                 raise NoAnswer(f"status {reply.status}")
@@ -235,7 +235,7 @@ class Passing:
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
         self._begun(share)
-        target.breaker.worked()
+        target.worked()
         if self._response is not None:
             return await self._failed(whole)
         return whole
@@ -277,7 +277,7 @@ class Passing:
         if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
         self._is_whole = True
-        target.breaker.worked()
+        target.worked()
         return await self._ended()
 
     def _begun(self, share: Share) -> None:
@@ -307,7 +307,7 @@ class Passing:
         if b'"invalid_request_error"' not in failures.body_of(refusal):
             target.breaker.failed()
             raise Elsewhere(refusal)
-        target.breaker.worked()
+        target.worked()
         self._status = 400
         return await self._failed(refusal)
 

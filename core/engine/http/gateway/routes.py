@@ -26,7 +26,7 @@ async def health(http: web.Request) -> web.StreamResponse:
 
 
 async def ready(http: web.Request) -> web.StreamResponse:
-    """``GET /ready``: 200 while every model has a target that takes requests."""
+    """``GET /ready``: 200 while every name can answer: see :meth:`GatewayState.not_ready`."""
     state = gateway_of(http)
     if (reason := state.not_ready()) is not None:
         raise not_ready(reason)
@@ -90,6 +90,7 @@ def _target(target: Target) -> dict[str, Any]:
         "state": target.why_not or target.state,
         "ready": target.takes_requests,
         "why_not": target.why_not,
+        "refusal": target.refusal,
         "starts": target.starts,
         "load": asdict(target.load),
     }

@@ -93,12 +93,14 @@ class GatewayState(ListenerState):
         return self.placing[model]
 
     def not_ready(self) -> str | None:
-        """Why no request is taken now; ``None``: each model has a target that takes them."""
+        """Why no request is taken now; ``None``: every name can answer. A model that other names stand for, too, may be
+        without a target: they do without it."""
         if self.admission.leaving:
             return "draining"
         if not (models := self.targets.models):
             return ", ".join(f"{target.id}: {target.why_not}" for target in self.targets.values())
-        lost = [name for name in models if not self._takes(name)]
+        others = {model for names in self.gateway.models.values() for model in names} - {*self.gateway.models}
+        lost = [name for name in models if name not in others and not self._takes(name)]
         return f"no target takes requests for {', '.join(map(self._named, lost))}" if lost else None
 
     def _named(self, name: str) -> str:
