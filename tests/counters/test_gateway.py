@@ -6,16 +6,19 @@ import msgspec
 import pytest
 
 from engine.contracts.counters import Metric, Reading
-from engine.contracts.events import ProxiedEvent
+from engine.contracts.events import OwnRequestEvent, ProxiedEvent
 from engine.counters.gateway import (
+    AGREEMENT,
     COST,
     ERROR,
     FIRST_BYTE,
-    METRICS,
+    LOOKS,
+    OF_TARGETS,
     READY,
     REQUESTS,
     RETRIES,
     SEQUENCES,
+    SHADOWS,
     GatewayCounters,
 )
 from engine.testing.exporter import step_event
@@ -78,4 +81,20 @@ def test_gauges_are_what_is_now() -> None:
 
 def test_every_metric_is_read_once_for_each_target() -> None:
     found = [(one.engine, one.name) for one in GatewayCounters(["a", "b"]).readings(NOW)]
-    assert found == [(name, metric.name) for name in "ab" for metric in METRICS]
+    assert found == [(name, metric.name) for name in "ab" for metric in OF_TARGETS]
+
+
+def test_own_requests_are_counted_by_name_and_their_cost_by_target() -> None:
+    counters = GatewayCounters(["a", "b"], ["auto", "other"])
+    counters.add([
+        OwnRequestEvent(0.0, "r", "look", "unsure", "auto", "small", "a", 0.5),
+        OwnRequestEvent(0.0, "r", "shadow", "agrees", "auto", "small", "b"),
+        OwnRequestEvent(0.0, "r", "shadow", "dropped", "auto", "medium"),
+        OwnRequestEvent(0.0, "r", "shadow", "agrees", "gone", "small"),
+    ])  # fmt: skip
+    assert [read(counters, COST, name).values[""] for name in "ab"] == [0.5, 0.0]
+    assert read(counters, LOOKS, "auto").values == {"confident": 0, "unsure": 1, "no_logprobs": 0, "failed": 0}
+    assert read(counters, SHADOWS, "auto").values == {"agrees": 1, "differs": 0, "failed": 0, "dropped": 1}
+    assert read(counters, AGREEMENT, "auto").values["share"] == 1.0
+    assert not [one for one in counters.readings(NOW) if one.engine == "other"]
+    assert read(counters, REQUESTS, "a").values["200"] == 0

@@ -6,6 +6,8 @@ its first engine.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.contracts.request import FinishReason
@@ -236,6 +238,27 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     """Why a gateway tried the first of several models first."""
 
 
+class OwnRequestEvent(msgspec.Struct, frozen=True, tag="own_request"):
+    """What became of a request that a gateway sent for itself, or meant to: no client got its answer."""
+
+    at_s: float
+    request_id: str
+    """Of the client's request that it belongs to."""
+    purpose: Literal["look", "shadow"]
+    """A look at the beginning of a model's answer, or the largest model's answer for comparison."""
+    result: str
+    """Of a look: ``confident``, ``unsure``, ``no_logprobs`` or ``failed``. Of a shadow: ``agrees``, ``differs``,
+    ``failed`` or ``dropped``, since no target was idle."""
+    name: str
+    """What the client called the model."""
+    model: str
+    """The smaller model, which is looked at or compared."""
+    server: str = ""
+    """Where it was sent, as :attr:`ProxiedEvent.server`; empty: nowhere."""
+    cost: float = 0.0
+    """As :attr:`ProxiedEvent.cost`."""
+
+
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
     """A request was refused before it reached an engine: the one whose model the server offers."""
 
@@ -261,6 +284,7 @@ Event = (
     | TokensEvent
     | RequestEvent
     | ProxiedEvent
+    | OwnRequestEvent
     | RejectedEvent
     | DroppedEvent
 )

@@ -234,7 +234,7 @@ class Targets(dict[str, Target]):
         others = [Target.of(name, one, _key(one.key_env, environ)) for name, one in settings.providers.items()]
         super().__init__({target.id: target for target in (*own, *others)})
         self.names = settings.models
-        self._counters = GatewayCounters([*self])
+        self._counters = GatewayCounters([*self], [*self.names])
 
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
@@ -263,6 +263,10 @@ class Targets(dict[str, Target]):
     def count(self, events: Sequence[Event]) -> None:
         """Call on the thread of the event bus."""
         self._counters.add(events)
+
+    def names_counted(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """By name that stands for several models, purpose and model: what came of the gateway's own requests."""
+        return {name: counts.by_model() for name, counts in self._counters.names.items()}
 
     def readings(self) -> list[Reading]:
         return self._counters.readings({one.id: (one.takes_requests, one.load.sequences) for one in self.values()})

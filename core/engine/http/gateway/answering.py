@@ -14,6 +14,7 @@ from engine.http.endpoints import Endpoint
 from engine.http.gateway.asked import Asked
 from engine.http.gateway.passing import Passing
 from engine.http.gateway.state import gateway_of
+from engine.http.gateway.tiers import TIERS
 from engine.http.gateway.usage import asks_for_usage
 from engine.http.incoming import arrival_of, caller_of, client_of, entered
 from engine.http.middleware import REQUEST_ID
@@ -26,7 +27,7 @@ from engine.service.peek import peek
 async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.StreamResponse:
     """Have a target answer."""
     received_s = time.monotonic()
-    state = gateway_of(http)
+    state, tiers = gateway_of(http), http.app[TIERS]
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
         peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
@@ -45,6 +46,11 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
                 echo=False,
                 fields=peeked.fields,
             )
+            salt = None if caller_of(http) is None else api.cache_salt
+            if (cascade := tiers.cascades.get(chosen.name)) is not None:
+                chosen = await cascade.choose(state, api, chosen, body.data, salt)
+            shadows = tiers.shadows.get(chosen.name)
+            drawn = None if shadows is None else shadows.draw(api, body.data, salt)
             patience_s = state.gateway.patience_s
             order = Order(api, chosen.models, state, patience_s=patience_s, clock=asyncio.get_running_loop().time)
             if peeked.goes_on and len(order.targets) > 1:
@@ -54,8 +60,12 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
                     "previous_response_id",
                 )
             hides_usage = not asks_for_usage(peeked.fields)
-            salt = None if caller_of(http) is None else api.cache_salt
             form, stream = endpoint.format, peeked.stream
-            asked = Asked(http, state, flight, kind, chosen, peeked.n, stream, hides_usage, salt, body, form)
+            copy = None if drawn is None else drawn.copy
+            asked = Asked(http, state, flight, kind, chosen, peeked.n, stream, hides_usage, salt, body, form, copy)
             del peeked, api  # they hold the prompt
-            return await Passing(asked, order, arrival_of(http, received_s, time.monotonic())).answer()
+            passing = Passing(asked, order, arrival_of(http, received_s, time.monotonic()))
+            response = await passing.answer()
+            if shadows is not None and drawn is not None and passing.answered_by is not None:
+                shadows.follow(state, drawn, passing.answered_by)
+            return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,28 @@ from engine.http.middleware import REQUEST_ID
 from engine.service.admission import Flight
 from engine.service.attempts import Attempt
 from engine.service.rewriting import rewritten
+from engine.service.targets import Target
+
+NOTHING: Mapping[str, Any] = {}
+
+
+class Copy:
+    """The bytes of an answer that was passed on whole."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: of more bytes none are kept."""
+        self._most = most
+        self._data: bytearray | None = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        if self._data is not None:
+            self._data += piece
+            if len(self._data) > self._most:
+                self._data = None
+
+    @property
+    def data(self) -> bytes | None:
+        return None if self._data is None else bytes(self._data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,8 @@ class Asked:
     """What keeps its tenant's caches apart; ``None``: what the client sent."""
     body: Body
     form: type[Format]
+    copy: Copy | None = None
+    """Of the answer, for whoever compares it."""
 
     @property
     def request_id(self) -> str:
@@ -40,14 +65,25 @@ class Asked:
         return found
 
     def body_for(self, attempt: Attempt) -> bytes:
-        provider, fields = attempt.target.provider, dict[str, Any]()
-        if provider is not None or attempt.model != self.chosen.name:
-            fields["model"] = attempt.target.name_of(attempt.model)
-        if self.salt is not None:
-            fields["cache_salt"] = self.salt
-        if not fields:
+        target = attempt.target
+        model = None if target.provider is None and attempt.model == self.chosen.name else attempt.model
+        if model is None and self.salt is None:
             return self.body.data
-        drop = () if provider is None else provider.drop
-        fields = {name: value for name, value in fields.items() if name not in drop}
-        usage = provider is not None and self.stream and "stream_options" not in drop
-        return rewritten(self.body.data, fields, drop=drop, usage=usage)
+        return body_for(target, self.body.data, model, self.salt, streams=self.stream)
+
+
+def body_for(
+    target: Target, data: bytes, model: str | None, salt: str | None, more: Mapping[str, Any] = NOTHING, *,
+    streams: bool = False,
+) -> bytes:  # fmt: skip
+    """The body of a request as a target wants it. ``model``, ``salt``: ``None``: as they are. ``more``: further fields
+    that it gets, or loses where they are ``None``. ``streams``: a provider's stream shall end with its usage."""
+    provider, fields = target.provider, dict(more)
+    if model is not None:
+        fields["model"] = target.name_of(model)
+    if salt is not None:
+        fields["cache_salt"] = salt
+    drop = {name for name, value in fields.items() if value is None} | {*(() if provider is None else provider.drop)}
+    kept = {name: value for name, value in fields.items() if name not in drop}
+    usage = provider is not None and streams and "stream_options" not in drop
+    return rewritten(data, kept, drop=drop, usage=usage)

@@ -85,6 +85,11 @@ class Passing:
         """When the target or, while it is written to, the client was last seen to get on."""
         self._is_writing = False
 
+    @property
+    def answered_by(self) -> str | None:
+        """The model, of an answer that is whole; ``None``: it is not, or is an error."""
+        return self._attempt.model if self._attempt is not None and self._status == 200 else None
+
     async def answer(self) -> web.StreamResponse:
         try:
             response = await self._answered()
@@ -194,7 +199,7 @@ class Passing:
         # An error event may have to follow in a stream, so that is asked for as it is.
         headers = {
             "Content-Type": "application/json",
-            "Accept-Encoding": "identity" if stream or target.provider else accepted(asked.http),
+            "Accept-Encoding": "identity" if stream or target.provider or asked.copy else accepted(asked.http),
             "X-Request-Id": asked.request_id,
             **self._arrival.trace.headers(),
             **headers_for(target),
@@ -234,6 +239,8 @@ class Passing:
                 return await self._refused(whole, target)
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
+        if asked.copy is not None:
+            asked.copy.add(data)
         self._begun(share)
         target.worked()
         if self._response is not None:
@@ -315,6 +322,8 @@ class Passing:
         assert self._response is not None
         self._last_s, self._is_writing = self._clock(), True
         await self._response.write(piece)
+        if self._asked.copy is not None:
+            self._asked.copy.add(piece)
         self._last_s, self._is_writing = self._clock(), False
 
     async def _broken(self, target: Target, failure: ApiError) -> web.StreamResponse:
