@@ -1,25 +1,27 @@
 """Two models behind one name: what each way to choose between them costs, and how often it answers as the large one.
 
-    python -m tools.benchmarks.tiers [--prompts 600] [--seed 0] [--json FILE]
+    python -m tools.benchmarks.tiers [--prompts 2000] [--seed 0]
 
 The large model is the bundled one (5.77M parameters), the small one its draft model (0.92M), trained on its answers; a
-third has the small one's shape and random weights. Real engines, a real gateway, greedy answers of at most 64
-tokens. Half of the prompts calibrate the cascade (``engine calibrate``), the other half is what the table is of:
+third has the small one's shape and random weights. Each answers every prompt once, greedily, with at most 64 tokens;
+what a way chooses is what ``router=tiered`` and the tables of ``engine calibrate`` say of it. Half of the prompts
+calibrate the cascade, the other half is what the table is of:
 
 * 45 % questions about names that the small model was trained on, in words that it was not;
-* 25 % questions about names that it was not trained on;
-* 20 % source text to be continued, which is not simple to ``router=tiered``;
+* 25 % questions about names that it was not trained on, as far as there are so many;
+* 20 % source text to be continued, which is not simple to the length rule;
 * 10 % questions after a page of text, which are long to it.
 
-Cost is parameters x tokens computed: prompt tokens that were not in a prefix cache, and output tokens, looks included,
-relative to the large model alone. Every way has caches of its own. Agreement is with the large model's answers, as
-``engine.service.agreement`` defines it. All of it depends on the prompts and on the models: measure with your own.
+Cost is parameters x tokens, relative to the large model alone: prompt and output tokens of the model that answers, and
+of a look the small model's prompt, once, and the tokens that are looked at. No prompt is in a cache before. Agreement
+is with the large model's answers, as ``engine.service.agreement`` defines it. The second table says how well a
+confidence tells answers that agree from those that do not: 0.5 is chance, 1 is perfect. All of it depends on the models
+and the prompts: measure with your own.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import random
@@ -28,141 +30,76 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 from tokenizers import Tokenizer
 from tools.train_drafter.prompts import BUNDLED, HELD_OUT_PHRASING, Prompts, is_held_out, sources_by_name
 
 from engine.checkpoint.headers import read_header
+from engine.contracts.router import ModelRequest, ModelView
 from engine.contracts.shares import share_interval
-from engine.counters.declared import STEP_TOKENS
 from engine.service.agreement import agree
+from engine.service.confidence import Calibration, confidence
+from engine.service.offline import LLM
+from engine.service.parsing import parse_messages
+from engine.testing.context import build_context
+from engine_lab.calibrate.isotonic import isotonic
+from engine_plugins.router.tiered import TieredConfig, TieredRouter
 
 DRAFT = BUNDLED / "drafters" / "draft_model"
-ENGINE = (sys.executable, "-m", "engine.cli.main")
-MAX_TOKENS, AT_ONCE = 64, 4
-START_S = 180.0
-CASCADES = (0.5, 0.7, 0.9)
-"""Shares that are asked for."""
+MAX_TOKENS = 64
+LOOKED_AT, QUANTILE = 24, 0.1
+"""As ``engine calibrate`` has it."""
+CASCADES = (0.3, 0.5, 0.7, 0.9)
+"""Shares of agreement that are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """To choose a model."""
+class Answered:
+    """One prompt, by one model."""
 
-    label: str
-    model: str
-    """The name that is asked for."""
-    words: tuple[str, ...] = ()
-    """Of the gateway."""
-
-
-@dataclass(slots=True)
-class Row:
-    """What came of one."""
-
-    label: str
-    texts: list[str]
-    shares: Mapping[str, float]
-    """Of the requests, by model that answered."""
-    work: float
-    """Parameters x tokens."""
-    ms: float
-    """Mean, of whole answers."""
+    text: str
+    logprobs: tuple[float, ...]
+    """Of its tokens."""
+    prompt_tokens: int
 
 
-@contextmanager
-def started(*words: str) -> Iterator[str]:
-    """A server or a gateway; its URL."""
-    with tempfile.NamedTemporaryFile(prefix="engine-tiers-", suffix=".log") as log:
-        process = subprocess.Popen([*ENGINE, *words, "server.port=0"], stdout=subprocess.DEVNULL, stderr=log)
-        try:
-            ends = time.monotonic() + START_S
-            while "ready: " not in (said := Path(log.name).read_text(errors="replace")):
-                if process.poll() is not None or time.monotonic() > ends:
-                    raise SystemExit(f"{' '.join(words)}: did not start\n{said}")
-                time.sleep(0.1)
-            line = next(line for line in said.splitlines() if line.startswith("ready: "))
-            yield "http://" + line.partition("http://")[2].partition("/")[0]
-        finally:
-            process.terminate()
-            process.wait(60)
+Answers = Mapping[str, Sequence[Answered]]
+"""By model."""
 
 
 def prompts(count: int, seed: int) -> list[str]:
     """Mixed, in random order."""
     rng = random.Random(seed)
-    known = Prompts(Tokenizer.from_file(str(BUNDLED / "tokenizer.json")), seed)
-    answers = known.answers
+    answers = Prompts(Tokenizer.from_file(str(BUNDLED / "tokenizer.json")), seed).answers
     held_out, trained = ([name for name in answers if is_held_out(name) == value] for value in (True, False))
     sources = [text for name, text in sources_by_name() if is_held_out(name)]
     found = [HELD_OUT_PHRASING.format(name=name) for name in rng.sample(trained, int(0.45 * count))]
-    held = rng.sample(held_out, min(len(held_out), int(0.25 * count)))
-    found += [f"What does {name} do?" for name in held]
+    found += [f"What does {name} do?" for name in rng.sample(held_out, min(len(held_out), int(0.25 * count)))]
     for _ in range(int(0.2 * count)):
         text = rng.choice(sources)
         start = rng.randrange(max(1, len(text) - 400))
         found.append(f"Continue this:\n```\n{text[start : start + 400]}\n```")
-    while len(found) < count:
+    for _ in range(int(0.1 * count)):
         page = " ".join(rng.sample([*answers.values()], 30))[:2400]
         found.append(f"{page}\n\nWhat does {rng.choice(trained)} do?")
     rng.shuffle(found)
     return found
 
 
-async def ask_all(url: str, way: Way, asked: Sequence[str]) -> tuple[list[str], Counter[str], float]:
-    """Texts, models that answered, and milliseconds of an answer."""
-    free, took_ms, models = asyncio.Semaphore(AT_ONCE), list[float](), Counter[str]()
-
-    async def one(text: str) -> str:
-        body = {
-            "model": way.model, "messages": [{"role": "user", "content": text}], "temperature": 0,
-            "max_tokens": MAX_TOKENS, "cache_salt": way.label,
-        }  # fmt: skip
-        async with free:
-            begun_s = time.monotonic()
-            async with session.post(f"{url}/v1/chat/completions", json=body) as reply:
-                found = await reply.json()
-            took_ms.append((time.monotonic() - begun_s) * 1e3)
-        assert reply.status == 200, found
-        models[reply.headers.get("X-Model", way.model)] += 1
-        return str(found["choices"][0]["message"]["content"])
-
-    async with aiohttp.ClientSession() as session:
-        texts = await asyncio.gather(*[one(text) for text in asked])
-    return texts, models, statistics.fmean(took_ms)
-
-
-async def computed(urls: Mapping[str, str]) -> dict[str, float]:
-    """Tokens that each server has computed."""
-    found = dict[str, float]()
-    async with aiohttp.ClientSession() as session:
-        for name, url in urls.items():
-            async with session.get(f"{url}/engine/counters") as reply:
-                metrics = (await reply.json())["metrics"]
-            found[name] = sum(sum(one["values"].values()) for one in metrics if one["name"] == STEP_TOKENS.name)
-    return found
-
-
-def measured(way: Way, urls: Mapping[str, str], sizes: Mapping[str, int], asked: Sequence[str]) -> Row:
-    with started("gateway", *urls.values(), "gateway.models={auto: [small, large]}", *way.words) as url:
-        before = asyncio.run(computed(urls))
-        texts, models, ms = asyncio.run(ask_all(url, way, asked))
-        after = asyncio.run(computed(urls))
-    work = sum(sizes[name] * (after[name] - before[name]) for name in urls)
-    return Row(way.label, texts, {name: count / len(asked) for name, count in models.items()}, work, ms)
-
-
-def parameters(folder: Path) -> int:
-    """Those of the checkpoint; embeddings are tied, and count once."""
-    return sum(math.prod(header.shape) for header in read_header(folder / "model.safetensors").values())
+def answers_of(path: Path, asked: Sequence[str]) -> list[Answered]:
+    llm = LLM(str(path), ["overlap=false", "drafter=none"], ())
+    try:
+        encoded = [llm.tokenizer.encode_chat_now(parse_messages(({"role": "user", "content": one},))) for one in asked]
+        done = llm.generate(encoded, max_tokens=MAX_TOKENS, temperature=0.0, logprobs=0)
+    finally:
+        llm.close()
+    return [
+        Answered(one.text, tuple([token.logprob for token in one.logprobs]), len(tokens))
+        for one, tokens in zip(done, encoded, strict=True)
+    ]
 
 
 def random_model(folder: Path) -> Path:
@@ -174,57 +111,126 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
+def parameters(folder: Path) -> int:
+    """Those of the checkpoint; embeddings are tied, and count once."""
+    return sum(math.prod(header.shape) for header in read_header(folder / "model.safetensors").values())
+
+
+def is_small(text: str) -> bool:
+    """What the length rule says."""
+    router = TieredRouter(TieredConfig(), build_context())
+    prompt = {"messages": json.dumps([{"role": "user", "content": text}]).encode()}
+    views = (ModelView("small", True), ModelView("large", True))
+    return router.choose(ModelRequest("r", "chat", "auto", prompt, {}), views).models[0] == "small"
+
+
+def calibrated(answers: Answers, model: str, at: range) -> Calibration:
+    pairs = [(sure(answers[model][i]), agree(answers[model][i].text, answers["large"][i].text)) for i in at]
+    shares = tuple([(step.low, step.share) for step in isotonic(pairs)])
+    return Calibration(model, "large", len(pairs), LOOKED_AT, QUANTILE, shares)
+
+
+def sure(one: Answered, tokens: int = LOOKED_AT, quantile: float = QUANTILE) -> float:
+    """An answer without tokens shows nothing."""
+    return confidence(one.logprobs[:tokens], quantile) if one.logprobs else -math.inf
+
+
+@dataclass(slots=True)
+class Table:
+    """Of some of the prompts."""
+
+    asked: Sequence[str]
+    answers: Answers
+    sizes: Mapping[str, int]
+    at: range
+
+    def work(self, model: str, i: int) -> int:
+        one = self.answers[model][i]
+        return self.sizes[model] * (one.prompt_tokens + len(one.logprobs))
+
+    def look(self, i: int, model: str, answers: bool) -> int:
+        """``answers``: the model answers then, and has the prompt in its cache."""
+        one = self.answers[model][i]
+        prompt = 0 if answers else one.prompt_tokens
+        return self.sizes[model] * (prompt + min(LOOKED_AT, len(one.logprobs)))
+
+    def row(self, label: str, small: str, small_is_tried: Callable[[str], bool], threshold: float | None) -> None:
+        """``threshold``: of a cascade; ``None``: there is none."""
+        work = hits = shares = 0
+        for i in self.at:
+            tried = small_is_tried(self.asked[i])
+            chosen = tried and (threshold is None or sure(self.answers[small][i]) >= threshold)
+            model = small if chosen else "large"
+            work += self.work(model, i)
+            work += self.look(i, small, chosen) if tried and threshold is not None else 0
+            hits += agree(self.answers[model][i].text, self.answers["large"][i].text)
+            shares += chosen
+        low, high = share_interval(hits, len(self.at))
+        of_small = ""
+        if shares:
+            right = hits - (len(self.at) - shares)
+            bounds = share_interval(right, shares)
+            of_small = f"{right / shares:.1%} ({bounds[0]:.1%} to {bounds[1]:.1%})"
+        cost = work / sum(self.work("large", i) for i in self.at)
+        agreed = f"{hits / len(self.at):.1%} ({low:.1%} to {high:.1%})"
+        print(f"| {label} | {cost:.2f} | {shares / len(self.at):.0%} | {agreed} | {of_small} |")
+
+
 def main(flags: argparse.Namespace) -> None:
-    texts = prompts(flags.prompts, flags.seed)
-    half = len(texts) // 2
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+    asked = prompts(flags.prompts, flags.seed)
+    with tempfile.TemporaryDirectory() as folder:
         paths = {"large": BUNDLED, "small": DRAFT, "random": random_model(Path(folder) / "random")}
         sizes = {name: parameters(path) for name, path in paths.items()}
-        urls = {
-            name: stack.enter_context(started("serve", f"model.path={path}", f"model.name={name}", "drafter=none"))
-            for name, path in paths.items()
-        }
-        asked, file = Path(folder) / "prompts.jsonl", Path(folder) / "table.json"
-        asked.write_text("".join(json.dumps({"question": text}) + "\n" for text in texts[:half]))
-        with started("gateway", *urls.values()) as url:
-            words = ("--small", "small", "--large", "large", "--max-tokens", str(MAX_TOKENS))
-            subprocess.run([*ENGINE, "calibrate", url, *words, "--prompts", asked, "--out", file], check=True)
-        best = json.loads(file.read_text())["agreement"][-1][1]
-
-        def cascade(share: float) -> str:
-            return f"gateway.cascade={{auto: {{table: '{file}', agreement: {share}}}}}"
-
-        ways = [
-            Way("all large", "large"),
-            Way("length rule", "auto", ("router=tiered",)),
-            *[Way(f"cascade, {share:.0%}", "auto", (cascade(share),)) for share in CASCADES if share <= best],
-            *[Way(f"length rule, then cascade, {share:.0%}", "auto", ("router=tiered", cascade(share)))
-              for share in CASCADES[1:2] if share <= best],
-            Way("all small", "small"),
-            Way("all random", "random"),
-        ]  # fmt: skip
-        rows = [measured(way, urls, sizes, texts[half:]) for way in ways]
-    show(rows, sizes, flags.json)
+        answers = {name: answers_of(path, asked) for name, path in paths.items()}
+    first, second = range(len(asked) // 2), range(len(asked) // 2, len(asked))
+    table, cascade = Table(asked, answers, sizes, second), calibrated(answers, "small", first)
+    print(f"parameters: {', '.join(f'{name} {size:,}' for name, size in sizes.items())}; {len(second)} prompts\n")
+    print("| way | cost | answered by the small one | agreement | of the small one's |\n|---|---|---|---|---|")
+    table.row("all large", "small", lambda text: False, None)
+    table.row("length rule", "small", is_small, None)
+    for label, tried in (("cascade", lambda text: True), ("length rule, then cascade", is_small)):
+        for share in CASCADES:
+            if (threshold := cascade.threshold(share)) is None:
+                print(f"| {label}, {share:.0%} | | | the table reaches {cascade.agreement[-1][1]:.0%} | |")
+            else:
+                table.row(f"{label}, {share:.0%}", "small", tried, threshold)
+    table.row("all small", "small", lambda text: True, None)
+    table.row("all random", "random", lambda text: True, None)
+    best = calibrated(answers, "random", first).agreement[-1][1]
+    print(f"\nThe table of the random model reaches {best:.0%}: a cascade with it is refused.\n")
+    both = zip(answers["small"], answers["large"], strict=True)
+    show_separation(answers["small"], [agree(a.text, b.text) for a, b in both])
 
 
-def show(rows: Sequence[Row], sizes: Mapping[str, int], file: Path | None) -> None:
-    base = rows[0]
-    print(f"parameters: {', '.join(f'{name} {size:,}' for name, size in sizes.items())}; {len(base.texts)} prompts\n")
-    print("| way | cost | small | large | agreement | mean ms |\n|---|---|---|---|---|---|")
-    for row in rows:
-        hits = sum(agree(text, other) for text, other in zip(row.texts, base.texts, strict=True))
-        low, high = share_interval(hits, len(row.texts))
-        shares = " | ".join(f"{row.shares.get(name, 0.0):.0%}" for name in ("small", "large"))
-        agreed = f"{hits / len(row.texts):.1%} ({low:.1%} to {high:.1%})"
-        print(f"| {row.label} | {row.work / base.work:.2f} | {shares} | {agreed} | {row.ms:.0f} |")
-    if file is not None:
-        document: Any = {"parameters": sizes, "rows": [asdict(row) for row in rows]}
-        file.write_text(json.dumps(document, indent=1))
+def show_separation(small: Sequence[Answered], agrees: Sequence[bool]) -> None:
+    """By what is made of the log probabilities, and of how many tokens."""
+    ways: dict[str, Callable[[Sequence[float]], float]] = {
+        f"{quantile:.0%} quantile": lambda found, q=quantile: confidence(found, q) for quantile in (0.0, 0.1, 0.25, 0.5)
+    } | {"mean": statistics.fmean, "sum": sum}  # type: ignore[dict-item]
+    counts = (8, 16, 24, 32)
+    print(f"| confidence | {' | '.join(f'{tokens} tokens' for tokens in counts)} |\n|---|{'---|' * len(counts)}")
+    for label, way in ways.items():
+        values = [[way(one.logprobs[:tokens] or (-99.0,)) for one in small] for tokens in counts]
+        print(f"| {label} | {' | '.join(f'{separation(one, agrees):.3f}' for one in values)} |")
+
+
+def separation(values: Sequence[float], hits: Sequence[bool]) -> float:
+    """How often a hit has the larger value than one that is none: the area under the ROC curve."""
+    ranked = sorted(zip(values, hits, strict=True))
+    ranks = dict.fromkeys(values, 0.0)
+    i = 0
+    while i < len(ranked):
+        j = i
+        while j < len(ranked) and ranked[j][0] == ranked[i][0]:
+            j += 1
+        ranks[ranked[i][0]] = (i + j + 1) / 2  # of equal values, the mean
+        i = j
+    n, total = sum(hits), sum(ranks[value] for value, hit in ranked if hit)
+    return (total - n * (n + 1) / 2) / (n * (len(hits) - n))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=600)
+    parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="what was measured, answers included")
     main(parser.parse_args())

@@ -14,6 +14,7 @@ from engine.contracts.config import CascadeSettings, GatewaySettings
 from engine.counters.gateway import COST, LOOKS
 from engine.http.gateway.cascade import logprobs_of
 from engine.http.gateway.tiers import Tiers
+from engine.service.targets import MOST_FAILURES
 
 from ...service.fakes import in_loop
 from .fakes import (
@@ -147,6 +148,22 @@ async def test_a_look_that_shows_nothing_is_told_and_the_larger_model_answers(
         assert (outcome.words, outcome.headers["x-model-reason"]) == (large.words, reason)
         assert (await client.counted(LOOKS))["auto"] == {result: 1}
         assert ("gives no log probabilities" in capsys.readouterr().out) == (result == "no_logprobs")
+
+
+@in_loop
+async def test_requests_that_are_refused_say_nothing_of_the_target(tmp_path: Path) -> None:
+    async def invalid(exchange: Exchange) -> None:
+        await exchange.refuse(400, "invalid_value")
+
+    small, large = Backend("s", then=invalid, models=("small",)), Backend("l", then=invalid, models=("large",))
+    async with before(small, large, **cascade(tmp_path)) as client:
+        for _ in range(MOST_FAILURES):
+            assert (await client.ask(stream=False, model="auto")).status == 400
+        assert client.target(small).takes_requests
+        small.then = refuses
+        for _ in range(MOST_FAILURES):
+            assert (await client.ask(stream=False, model="auto")).status == 400
+        assert not client.target(small).takes_requests and len(small.asked) == 2 * MOST_FAILURES
 
 
 @in_loop

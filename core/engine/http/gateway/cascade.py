@@ -104,7 +104,8 @@ class Cascade:
                 f"{api.request_id}-look", self.settings.limit_s,
             )  # fmt: skip
         except NotAnswered as error:
-            target.breaker.failed()
+            if error.is_failure:
+                target.breaker.failed()
             return Look("failed", str(error), target.id)
         usage = usage_of(found)
         cost = 0.0 if target.provider is None or usage is None else usage.cost(target.provider)

@@ -19,6 +19,12 @@ MOST_BYTES = 256 * 1024
 class NotAnswered(Exception):
     """A target has not answered. Its text says why, in a few words."""
 
+    def __init__(self, why: str, status: int = 0) -> None:
+        """``status``: that it answered; 0: none."""
+        super().__init__(why)
+        self.is_failure = status == 0 or status >= 500
+        """It is the target that failed, and not the request that was refused."""
+
 
 async def ask(
     session: aiohttp.ClientSession, settings: GatewaySettings, target: Target, path: str, body: bytes, tokens: int,
@@ -43,7 +49,7 @@ async def ask(
             if reply.status in (401, 402, 403):
                 target.refused_key(reply.status)
             if reply.status != 200:
-                raise NotAnswered(f"status {reply.status}")
+                raise NotAnswered(f"status {reply.status}", reply.status)
             return data
     except TimeoutError:
         raise NotAnswered(f"no answer within {limit_s:g} s") from None

@@ -27,6 +27,8 @@ from engine.service.targets import Target
 PATH = "/v1/chat/completions"
 MOST_BODY_BYTES = 64 * 1024
 """Requests with more are not compared: they are kept until their answer is over."""
+TOOLS = (b'"tools"', b'"functions"')
+"""No text in JSON has these bytes: its quotes are escaped."""
 POLL_S = 0.02
 """How soon a shadow makes room."""
 
@@ -72,10 +74,8 @@ class Shadows:
 
     def draw(self, api: ApiRequest, data: bytes, salt: str | None) -> Drawn | None:
         """``None``: this one is not compared. ``data``: of its body."""
-        whole = api.kind == "chat" and api.n == 1 and len(data) <= MOST_BODY_BYTES
-        if not whole or api.fields.get("tools") or api.fields.get("functions"):
-            return None
-        if b'"tools"' in data or self._random.random() >= self.settings.share:
+        is_compared = api.kind == "chat" and api.n == 1 and len(data) <= MOST_BODY_BYTES
+        if not is_compared or any(name in data for name in TOOLS) or self._random.random() >= self.settings.share:
             return None
         return Drawn(api.request_id, data, salt, len(api.prompts[0]), api.stream, Copy(MOST_BYTES))
 
