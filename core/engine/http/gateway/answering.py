@@ -21,7 +21,7 @@ from engine.http.middleware import REQUEST_ID
 from engine.service.attempts import Order
 from engine.service.errors import bad_request
 from engine.service.keys import salt_for
-from engine.service.peek import peek
+from engine.service.peek import Peek, peek
 
 
 async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.StreamResponse:
@@ -33,19 +33,7 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
         peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
         with entered(http, peeked.user, peeked.n) as flight:
             chosen = state.serving(http[REQUEST_ID], kind, peeked)
-            api = ApiRequest(
-                request_id=http[REQUEST_ID],
-                kind=kind,
-                model=chosen.name,
-                prompts=(peeked.prompt,),
-                n=peeked.n,
-                sampling=SamplingParams(),
-                cache_salt=salt_for(caller_of(http), peeked.cache_salt),
-                stop=(),
-                stream=peeked.stream,
-                echo=False,
-                fields=peeked.fields,
-            )
+            api = _as_routers_see_it(http, kind, chosen.name, peeked)
             salt = None if caller_of(http) is None else api.cache_salt
             if (cascade := tiers.cascades.get(chosen.name)) is not None:
                 chosen = await cascade.choose(state, api, chosen, body.data, salt)
@@ -69,3 +57,19 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
             if shadows is not None and drawn is not None and passing.answered_by is not None:
                 shadows.follow(state, drawn, passing.answered_by)
             return response
+
+
+def _as_routers_see_it(http: web.Request, kind: str, model: str, peeked: Peek) -> ApiRequest:
+    return ApiRequest(
+        request_id=http[REQUEST_ID],
+        kind=kind,
+        model=model,
+        prompts=(peeked.prompt,),
+        n=peeked.n,
+        sampling=SamplingParams(),
+        cache_salt=salt_for(caller_of(http), peeked.cache_salt),
+        stop=(),
+        stream=peeked.stream,
+        echo=False,
+        fields=peeked.fields,
+    )
