@@ -26,6 +26,7 @@ from .fakes import (
     Fault,
     before,
     hang,
+    healthy_whole,
     until,
     with_providers,
 )
@@ -131,12 +132,13 @@ async def nonsense(exchange: Exchange) -> None:
 @pytest.mark.parametrize(
     ("fault", "result", "reason"),
     [
-        (saying(), "no_logprobs", "small: no log probabilities"),
+        (healthy_whole, "no_logprobs", "small: no log probabilities"),
+        (saying(), "unsure", "small: an answer without tokens"),
         (nonsense, "no_logprobs", "small: no log probabilities"),
         (refuses, "failed", "small: status 500"),
         (hang, "failed", "small: no answer within 0.2 s"),
     ],
-    ids=["none", "nonsense", "500", "hangs"],
+    ids=["none", "empty", "nonsense", "500", "hangs"],
 )
 @in_loop
 async def test_a_look_that_shows_nothing_is_told_and_the_larger_model_answers(
@@ -219,4 +221,4 @@ def test_a_table_that_cannot_be_used_is_refused(
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"choices": []}', b'{"choices": [{"logprobs": null}]}', b"\xff"])
 def test_answers_may_be_anything(data: bytes) -> None:
-    assert logprobs_of(data) == []
+    assert logprobs_of(data) is None

@@ -89,13 +89,8 @@ class Cascade:
     ) -> Look:
         if (target := _placed(state, api, targets)) is None:
             return Look("failed", "no target takes requests")
-        fields: dict[str, Any] = {
-            "stream": False,
-            "stream_options": None,
-            "logprobs": True,
-            "top_logprobs": None,
-            "temperature": 0,
-        }
+        fields: dict[str, Any] = {"stream": False, "stream_options": None, "temperature": 0}
+        fields |= {"logprobs": True, "top_logprobs": None}
         body = body_for(target, data, api.model, salt, fields | _limited(api, self.table.tokens))
         assert state.session is not None
         try:
@@ -110,9 +105,11 @@ class Cascade:
         usage = usage_of(found)
         cost = 0.0 if target.provider is None or usage is None else usage.cost(target.provider)
         logprobs = logprobs_of(found)
-        if not logprobs:
+        if logprobs is None:
             self._no_logprobs.warning(model=api.model, target=target.id, request_id=api.request_id)
             return Look("no_logprobs", "no log probabilities", target.id, cost)
+        if not logprobs:
+            return Look("unsure", "an answer without tokens", target.id, cost)
         value = confidence(logprobs, self.table.quantile)
         sure = value >= self.threshold
         reason = f"confidence {value:.2f}, {'at least' if sure else 'below'} {self.threshold:.2f}"
@@ -130,13 +127,14 @@ class Look:
     cost: float = 0.0
 
 
-def logprobs_of(data: bytes) -> list[float]:
-    """Of the tokens of an answer's first choice; empty: it says none."""
+def logprobs_of(data: bytes) -> list[float] | None:
+    """Of the tokens of an answer's first choice; ``None``: it says none."""
     try:
         logprobs = msgspec.json.decode(data, type=_Answer).choices[0].logprobs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
-        return []
-    return [token.logprob for token in (logprobs.content if logprobs else None) or ()]
+        return None
+    tokens = None if logprobs is None else logprobs.content
+    return None if tokens is None else [token.logprob for token in tokens]
 
 
 def _placed(state: GatewayState, api: ApiRequest, targets: list[Target]) -> Target | None:
