@@ -50,9 +50,9 @@ from engine_plugins.router.tiered import TieredConfig, TieredRouter
 
 DRAFT = BUNDLED / "drafters" / "draft_model"
 MAX_TOKENS = 64
-LOOKED_AT, QUANTILE = 24, 0.1
+LOOKED_AT, QUANTILE = 24, 0.25
 """As ``engine calibrate`` has it."""
-CASCADES = (0.3, 0.5, 0.7, 0.9)
+CASCADES = (0.3, 0.5, 0.7)
 """Shares of agreement that are asked for."""
 
 

@@ -30,7 +30,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--prompts", metavar="FILE", required=True, help="what is asked: see below")
     add("--out", metavar="FILE", required=True, help="the table is written there as JSON")
     add("--tokens", type=at_least(1), default=24, help="of an answer's beginning (default 24; 16 to 32 are usual)")
-    add("--quantile", type=share, default=0.1, help="of their log probabilities (default 0.1; below 1)")
+    add("--quantile", type=share, default=0.25, help="of their log probabilities (default 0.25; below 1)")
     add("--max-tokens", type=at_least(1), default=256, help="most tokens of an answer (default 256)")
     add("--at-once", type=at_least(1), default=4, help="requests at once (default 4)")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
