@@ -1,6 +1,6 @@
 """Two models behind one name: what each way to choose between them costs, and how often it answers as the large one.
 
-    python -m tools.benchmarks.tiers [--prompts 2000] [--seed 0]
+    python -m tools.benchmarks.tiers [--prompts 600] [--seed 0]
 
 The large model is the bundled one (5.77M parameters), the small one its draft model (0.92M), trained on its answers; a
 third has the small one's shape and random weights. Each answers every prompt once, greedily, with at most 64 tokens;
@@ -231,6 +231,6 @@ def separation(values: Sequence[float], hits: Sequence[bool]) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=2000)
+    parser.add_argument("--prompts", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())
