@@ -35,6 +35,11 @@ def engine_command() -> list[CommandProvider]:
             "measure what a plan costs in quality and what fits in memory",
         ),
         CommandProvider(
+            "calibrate",
+            "engine_lab.calibrate.command:COMMAND",
+            "measure when a smaller model answers as a larger one, for a gateway's cascade",
+        ),
+        CommandProvider(
             "top",
             "engine_lab.top.command:COMMAND",
             "watch a running engine: rates, percentiles, batch, KV, its slowest requests",

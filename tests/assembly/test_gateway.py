@@ -72,6 +72,11 @@ def test_a_short_key_that_is_misspelt_gets_what_was_meant() -> None:
     ("word", "words"),
     [
         ("gateway.providers.p.ulr=https://h/v1", "no such key 'ulr' in 'gateway.providers.p'; did you mean 'url'?"),
+        ("gateway.providers={p: {url: 'https://h/v1', models: {m: m}, drop: [user, messages]}}", "messages cannot be"),
+        (
+            "gateway.providers={p: {url: 'https://h/v1', models: {m: m}, drop: [model]}}",
+            "drop: model cannot be left out",
+        ),
         ("gateway.providers={p: {key_evn: K}}", "no such key 'key_evn' in 'gateway.providers.p'"),
         ("gateway.providers={a.b: {url: 'https://h/v1'}}", "'a.b': expected a name without a dot"),
         ("gateway.providers={p: {models: [x]}}", "gateway.providers.p.models=['x']: "),

@@ -6,18 +6,21 @@ import msgspec
 import pytest
 
 from engine.contracts.counters import Metric, Reading
-from engine.contracts.events import ProxiedEvent, RejectedEvent
+from engine.contracts.events import OwnRequestEvent, ProxiedEvent, RejectedEvent
 from engine.counters.gateway import (
+    AGREEMENT,
     ANSWERED,
     COST,
     ERROR,
     FIRST_BYTE,
-    METRICS,
+    LOOKS,
+    OF_TARGETS,
     READY,
     REJECTED,
     REQUESTS,
     RETRIES,
     SEQUENCES,
+    SHADOWS,
     GatewayCounters,
 )
 from engine.testing.exporter import step_event
@@ -80,8 +83,7 @@ def test_gauges_are_what_is_now() -> None:
 
 def test_every_metric_is_read_once_for_each_target() -> None:
     found = [(one.engine, one.name) for one in GatewayCounters(["a", "b"]).readings(NOW)]
-    of_targets = [metric for metric in METRICS if metric is not REJECTED]
-    assert found == [*((name, metric.name) for name in "ab" for metric in of_targets), ("default", REJECTED.name)]
+    assert found == [*((name, metric.name) for name in "ab" for metric in OF_TARGETS), ("default", REJECTED.name)]
 
 
 def test_answers_to_a_name_of_several_models_are_counted_by_the_model_that_answered() -> None:
@@ -99,3 +101,19 @@ def test_what_the_gateway_itself_refuses_is_counted_by_status() -> None:
     (found,) = [one for one in counters.readings(NOW) if one.name == REJECTED.name]
     assert {key: value for key, value in found.values.items() if value} == {"429": 2, "503": 1, "other": 1}
     assert counters.shed == 2
+
+
+def test_own_requests_are_counted_by_name_and_their_cost_by_target() -> None:
+    counters = GatewayCounters(["a", "b"], {"auto": ["small", "large"], "other": ["small"]})
+    counters.add([
+        OwnRequestEvent(0.0, "r", "look", "unsure", "auto", "small", "a", 0.5),
+        OwnRequestEvent(0.0, "r", "shadow", "agrees", "auto", "small", "b"),
+        OwnRequestEvent(0.0, "r", "shadow", "dropped", "auto", "medium"),
+        OwnRequestEvent(0.0, "r", "shadow", "agrees", "gone", "small"),
+    ])  # fmt: skip
+    assert [read(counters, COST, name).values[""] for name in "ab"] == [0.5, 0.0]
+    assert read(counters, LOOKS, "auto").values == {"confident": 0, "unsure": 1, "no_logprobs": 0, "failed": 0}
+    assert read(counters, SHADOWS, "auto").values == {"agrees": 1, "differs": 0, "failed": 0, "dropped": 1}
+    assert read(counters, AGREEMENT, "auto").values["share"] == 1.0
+    assert not [one for one in counters.readings(NOW) if one.engine == "other"]
+    assert read(counters, REQUESTS, "a").values["200"] == 0

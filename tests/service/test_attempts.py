@@ -116,6 +116,24 @@ def test_other_targets_of_the_model_come_before_a_second_try() -> None:
         asking.order.failed(one, 0.0)
 
 
+@pytest.mark.parametrize(("patience_s", "waits"), [(2.0, False), (5.0, True)])
+def test_a_second_try_waits_for_a_rest_that_another_request_prolonged(patience_s: float, waits: bool) -> None:
+    a = provider("a")
+    asking = Asking({"m": [a], "n": [own("b", "n")]}, patience_s)
+    first = asking.order.next()
+    assert first is not None
+    a.rest(1.0)
+    asking.order.failed(first, 1.0)
+    assert asking.order.next() is None and asking.order.waits
+    a.rest(1.5)
+    asking.now_s = 1.0  # the first rest would be over, the second one is not
+    found = asking.order.next()
+    assert asking.order.waits == waits and (found and found.target.id) == (None if waits else "b")
+    a.rests_until_s, asking.now_s = 0.0, 3.0
+    if waits:
+        assert asking.order.next() is first
+
+
 @pytest.mark.parametrize("again_in_s", [2.5, 60.0])
 def test_nobody_waits_longer_than_patience_says(again_in_s: float) -> None:
     asking = Asking({"m": [own("a")], "n": [own("b", "n")]})

@@ -9,6 +9,7 @@ from engine.contracts.events import (
     DroppedEvent,
     Event,
     FirstTokenEvent,
+    OwnRequestEvent,
     PrefixCacheEvent,
     ProxiedEvent,
     RejectedEvent,
@@ -22,7 +23,7 @@ from engine.testing.exporter import one_of_each, step_event
 
 from .fakes import ScriptedClient, in_loop, make_plan, make_tokenizer
 
-OF_THE_SERVER = (ProxiedEvent, StoredAnswersEvent, DroppedEvent)
+OF_THE_SERVER = (ProxiedEvent, OwnRequestEvent, StoredAnswersEvent, DroppedEvent)
 
 
 def handle(name: str) -> EngineHandle:

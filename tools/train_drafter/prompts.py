@@ -119,7 +119,7 @@ class Prompts:
                 return name
 
     def _source(self, held_out: bool, count: int) -> Iterator[Line]:
-        texts = [text for name, text in _sources() if is_held_out(name) == held_out]
+        texts = [text for name, text in sources_by_name() if is_held_out(name) == held_out]
         weights = [len(text) for text in texts]
         encoded: dict[int, list[int]] = {}
         for _ in range(count):
@@ -135,7 +135,7 @@ class Prompts:
             }
 
 
-def _sources() -> Iterator[tuple[str, str]]:
+def sources_by_name() -> Iterator[tuple[str, str]]:
     """Names and texts of the modules that the model was trained on."""
     for name in MODULES:
         path = getattr(importlib.import_module(name), "__file__", None)

@@ -1,4 +1,4 @@
-"""``engine config``: every key and its value, as composed."""
+"""``engine config``: every key and its value, as composed; of secrets only whether they are set."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.assembly.assemble import configure
+    from engine.assembly.secrets import redacted
 
-    tree = configure(overrides_of(flags, overrides), flags.config_dir).composed.tree()
+    tree = redacted(configure(overrides_of(flags, overrides), flags.config_dir).composed.tree())
     if flags.json:
         print(json.dumps(tree, indent=2))
     else:

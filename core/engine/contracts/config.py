@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os.path
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -509,6 +509,8 @@ def _is_target(url: str) -> bool:
         return False
 
 
+NEEDED_FIELDS = ("model", "messages", "prompt", "stream")
+"""Fields of a request without which its answer would be another one, or none."""
 OWN_FIELDS = ("cache_salt", "priority")
 """Fields of a request that say nothing to servers of other makers, some of which refuse them."""
 
@@ -537,6 +539,32 @@ class ProviderSettings:
     """As ``gateway.first_byte_s``, for this provider."""
 
 
+@dataclass(frozen=True)
+class CascadeSettings:
+    """A model that is asked for the beginning of an answer first, and answers if that shows confidence."""
+
+    table: str = ""
+    """A file of ``engine calibrate``: of which model, and how often it agrees with a larger one by its confidence."""
+    agreement: float = 0.9
+    """It answers where at least this share of its answers is expected to agree."""
+    streams: bool = False
+    """Also where the answer is streamed: the first token waits for the look."""
+    limit_s: float = 5.0
+    """How long the look may take."""
+
+
+@dataclass(frozen=True)
+class ShadowSettings:
+    """Some of the requests that a smaller model answered are sent to the largest one, too, and compared."""
+
+    share: float = 0.0
+    """Of the requests, 0 to 1."""
+    provider: str | None = None
+    """The provider that is asked, which costs money; ``null``: targets that are idle, and no provider."""
+    most: int = 2
+    """At once."""
+
+
 def _check_names(key: str, names: Iterable[str]) -> None:
     """They are sent in headers."""
     for name in names:
@@ -551,9 +579,34 @@ def _check_provider(key: str, provider: ProviderSettings) -> None:
     _check_names(f"{key}.models", (*provider.models, *provider.models.values()))
     if not provider.models:
         raise ValueError(f"{key}.models is empty; say which it has: {{NAME HERE: NAME THERE}}")
+    if needed := [name for name in provider.drop if name in NEEDED_FIELDS]:
+        raise ValueError(f"{key}.drop: {needed[0]} cannot be left out of a request; drop what the provider refuses")
     for name in ("input_price", "output_price", "overflow_ms"):
         at_least(f"{key}.{name}", getattr(provider, name) or 0.0, 0.0)
     at_least(f"{key}.first_byte_s", provider.first_byte_s, 0.1)
+
+
+def _check_several(key: str, models: Sequence[str]) -> None:
+    if len(models) < 2:
+        raise ValueError(f"{key}: expected a name of gateway.models that stands for two models or more")
+
+
+def _check_cascade(key: str, cascade: CascadeSettings, models: Sequence[str]) -> None:
+    _check_several(key, models)
+    if not cascade.table:
+        raise ValueError(f"{key}.table is empty; give the file that engine calibrate has written")
+    between(f"{key}.agreement", cascade.agreement, 0.0, 1.0)
+    at_least(f"{key}.limit_s", cascade.limit_s, 0.1)
+
+
+def _check_shadow(
+    key: str, shadow: ShadowSettings, models: Sequence[str], providers: Mapping[str, ProviderSettings]
+) -> None:
+    _check_several(key, models)
+    between(f"{key}.share", shadow.share, 0.0, 1.0)
+    at_least(f"{key}.most", shadow.most, 1)
+    if (name := shadow.provider) is not None and (name not in providers or models[-1] not in providers[name].models):
+        raise ValueError(f"{key}.provider={name}: expected a provider that has the largest model, {models[-1]}")
 
 
 @dataclass(frozen=True)
@@ -569,6 +622,10 @@ class GatewaySettings:
     models: dict[str, list[str]] = field(default_factory=dict)
     """Further names that clients may use, and the models that each stands for, in the order in which they are tried
     unless the router chooses: ``{auto: [small, large]}``. A model may name itself: ``{large: [large, small]}``."""
+    cascade: dict[str, CascadeSettings] = field(default_factory=dict)
+    """By name of ``gateway.models``."""
+    shadow: dict[str, ShadowSettings] = field(default_factory=dict)
+    """By name of ``gateway.models``, whose last model is the largest."""
     connect_s: float = 3.0
     """How long connecting to a target may take."""
     first_byte_s: float = 600.0
@@ -602,6 +659,10 @@ class GatewaySettings:
             _check_names("gateway.models", (name, *models))
             if not models or len({*models}) < len(models):
                 raise ValueError(f"gateway.models.{name}: {models}: expected at least one model, each once")
+        for name, cascade in self.cascade.items():
+            _check_cascade(f"gateway.cascade.{name}", cascade, self.models.get(name, []))
+        for name, shadow in self.shadow.items():
+            _check_shadow(f"gateway.shadow.{name}", shadow, self.models.get(name, []), self.providers)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ its first engine.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.contracts.request import FinishReason
@@ -241,7 +243,30 @@ class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
     cost: float = 0.0
     """Of a provider's answer, in the currency of its prices; 0: it has no price, or said no usage."""
     name: str = ""
-    """What the client asked for: a model, or a name that stands for several."""
+    """What the client called the model, as a gateway knows it: perhaps a name that stands for several."""
+    model_reason: str = ""
+    """Why a gateway tried the first of several models first."""
+
+
+class OwnRequestEvent(msgspec.Struct, frozen=True, tag="own_request"):
+    """What became of a request that a gateway sent for itself, or meant to: no client got its answer."""
+
+    at_s: float
+    request_id: str
+    """Of the client's request that it belongs to."""
+    purpose: Literal["look", "shadow"]
+    """A look at the beginning of a model's answer, or the largest model's answer for comparison."""
+    result: str
+    """Of a look: ``confident``, ``unsure``, ``no_logprobs`` or ``failed``. Of a shadow: ``agrees``, ``differs``,
+    ``failed`` or ``dropped``, since no target was idle."""
+    name: str
+    """What the client called the model."""
+    model: str
+    """The smaller model, which is looked at or compared."""
+    server: str = ""
+    """Where it was sent, as :attr:`ProxiedEvent.server`; empty: nowhere."""
+    cost: float = 0.0
+    """As :attr:`ProxiedEvent.cost`."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
@@ -301,6 +326,7 @@ Event = (
     | TokensEvent
     | RequestEvent
     | ProxiedEvent
+    | OwnRequestEvent
     | RejectedEvent
     | StoredAnswersEvent
     | BatchEvent

@@ -80,6 +80,16 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """In which order the models that a name stands for are tried."""
+
+    models: tuple[str, ...]
+    """Their names; one that is left out is not tried. At least one."""
+    reason: str = ""
+    """Why the first one, in a few words: clients see it as ``X-Model-Reason``."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine as a router sees it."""
 
@@ -213,9 +223,9 @@ class AnswerStore(Protocol):
 class ModelChooser(Protocol):
     """A router that orders the models that a name of a gateway stands for."""
 
-    def choose(self, request: ModelRequest, models: tuple[ModelView, ...]) -> tuple[str, ...]:
-        """The names of models in the order in which they are tried; one that is left out is not. At least one. Pure,
-        and called before ``place``, which is asked for each model apart."""
+    def choose(self, request: ModelRequest, models: tuple[ModelView, ...]) -> ModelChoice:
+        """Decide. Pure, and called before ``place``, which is asked for each model apart. The names alone, as a tuple,
+        are a choice without a reason."""
         ...
 
 

@@ -49,6 +49,8 @@ class Stage:
     """It failed quickly, and is tried once more before another model is."""
     again_s: float = 0.0
     """Not before."""
+    again_until_s: float = 0.0
+    """Nor after."""
     was_again: bool = False
 
 
@@ -107,7 +109,7 @@ class Order:
     def waits(self) -> bool:
         """Whether a target is waited for that is tried once more before another model is."""
         first = next(self._new(), None)
-        return first is not None and self._clock() < self._stage_of(first).again_s and first in self._tried
+        return first is not None and first in self._tried and self._clock() < self._again_s(self._stage_of(first))
 
     def failed(self, attempt: Attempt, again_in_s: float) -> None:
         """Its target was quick to say that it cannot answer now, and may be asked again in so many seconds."""
@@ -115,6 +117,7 @@ class Order:
         is_last = stage is self._stages[-1]
         if not is_last and not stage.was_again and again_in_s <= self._patience_s:
             stage.again, stage.again_s = attempt, self._clock() + again_in_s
+            stage.again_until_s = self._clock() + self._patience_s
 
     def too_long(self, attempt: Attempt) -> None:
         """For this one, and so for all of which it is known that they take no more."""
@@ -127,12 +130,18 @@ class Order:
         """Attempts that may be made, in order."""
         for stage in self._stages:
             yield from [one for one in self._ready(stage) if one not in self._tried]
-            if stage.again is not None and self._may_be_again(stage.again.target):
+            if stage.again is not None and self._may_be_again(stage, stage.again.target):
                 yield stage.again
 
-    def _may_be_again(self, target: Target) -> bool:
-        """It takes requests, or will once it has rested as it asked."""
-        return bool(taking([target])) or 0.0 < target.rests_s <= self._patience_s
+    def _may_be_again(self, stage: Stage, target: Target) -> bool:
+        """It takes requests, or will in time, once it has rested as it asked."""
+        return bool(taking([target])) or (target.rests_s > 0.0 and self._again_s(stage) <= stage.again_until_s)
+
+    def _again_s(self, stage: Stage) -> float:
+        """When the second try may be made: another request may have been told that its target rests for longer."""
+        assert stage.again is not None
+        rests_s = stage.again.target.rests_s
+        return max(stage.again_s, self._clock() + rests_s) if rests_s else stage.again_s
 
     def _ready(self, stage: Stage) -> list[Attempt]:
         """Those whose targets take requests, in order."""

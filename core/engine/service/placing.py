@@ -15,6 +15,7 @@ from engine.contracts.router import (
     ApiRequest,
     Attempts,
     EngineView,
+    ModelChoice,
     ModelChooser,
     ModelRequest,
     ModelView,
@@ -69,23 +70,25 @@ class Placing:
             raise Rejected(route.status, route.message, route.retry_after_s)
         return Attempts((route.engine_id,)) if isinstance(route, ToEngine) else route
 
-    def choose(self, request: ModelRequest, models: Sequence[ModelView]) -> tuple[str, ...]:
+    def choose(self, request: ModelRequest, models: Sequence[ModelView]) -> ModelChoice:
         """The models in the order in which they are tried; as they are where the router does not choose. Raises
         :class:`ApiError` ``failed`` where it fails."""
         names = [model.name for model in models]
         if self._chooser is None:
-            return tuple(names)
+            return ModelChoice(tuple(names))
         try:
-            chosen = self._chooser.choose(request, tuple(models))
+            chosen: object = self._chooser.choose(request, tuple(models))
         except Exception as error:
             self._report("choose", error, request)
             raise _router_failed() from None
-        if wrong := choice_of_models_problem(chosen, names):
+        choice = ModelChoice(chosen) if isinstance(chosen, tuple) else chosen
+        if wrong := choice_of_models_problem(choice, names):
             self._failures.warning(
                 error=str(contract_error(self.router, "choose", wrong)), request_id=request.request_id
             )
             raise _router_failed()
-        return chosen
+        assert isinstance(choice, ModelChoice)
+        return choice
 
     def begun(self, api: ApiRequest, engine: str) -> None:
         """The request is on its way to an engine: a router that cannot take notes is only reported."""
@@ -150,11 +153,12 @@ def route_problem(route: object, num_prompts: int, num_choices: int, engines: Co
 
 def choice_of_models_problem(chosen: object, models: Collection[str]) -> str:
     """Why these are not some of the models, each once, at least one; empty if they are."""
-    wrong = next(problems(chosen, tuple[str, ...], "an order"), "")
+    wrong = next(problems(chosen, ModelChoice, "an order"), "")
     if wrong:
         return f"returned what is no order of models: {wrong}"
-    assert isinstance(chosen, tuple)
-    if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= {*models}:
+    assert isinstance(chosen, ModelChoice)
+    names = chosen.models
+    if not names or len({*names}) < len(names) or not {*names} <= {*models}:
         return f"returned {quote(chosen)}, expected some of {', '.join(map(repr, models))}, each at most once"
     return ""
 

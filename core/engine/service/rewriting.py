@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def rewritten(body: bytes, fields: Mapping[str, str], *, drop: Collection[str] = (), usage: bool = False) -> bytes:
+def rewritten(body: bytes, fields: Mapping[str, Any], *, drop: Collection[str] = (), usage: bool = False) -> bytes:
     """``body``: a JSON object. Its values stay as they were written but for ``fields``, which it gets. ``usage``: a
     stream shall end with it."""
     found = {name: value for name, value in _fields.decode(body).items() if name not in drop}

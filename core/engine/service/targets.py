@@ -72,6 +72,8 @@ class Target:
     """``HOST:PORT``, or a provider's name."""
     key: str | None = field(default=None, repr=False)
     """Its API key."""
+    key_env: str | None = None
+    """The environment variable that had it."""
     provider: ProviderSettings | None = None
     """``None``: an own one, which is probed."""
     models: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -89,12 +91,14 @@ class Target:
     first_byte: FirstByteModel = field(default_factory=FirstByteModel)
     rests_until_s: float = 0.0
     """Of the monotonic clock."""
+    refusal: str = ""
+    """What is wrong with its key, until it has answered a request."""
 
     @staticmethod
-    def at(url: str, key: str | None = None) -> Target:
+    def at(url: str, key: str | None = None, key_env: str | None = None) -> Target:
         """An own one. ``url``: with or without ``/v1`` at the end."""
         url = url.rstrip("/").removesuffix("/v1")
-        return Target(url, urlsplit(url).netloc, key)
+        return Target(url, urlsplit(url).netloc, key, key_env)
 
     @staticmethod
     def of(name: str, provider: ProviderSettings, key: str | None = None) -> Target:
@@ -102,7 +106,7 @@ class Target:
         models: dict[str, Mapping[str, Any]] = {
             here: {"id": here, "object": "model", "owned_by": name} for here in provider.models
         }
-        return Target(provider.url.rstrip("/"), name, key, provider, models, state="ready", starts=1)
+        return Target(provider.url.rstrip("/"), name, key, provider.key_env, provider, models, state="ready", starts=1)
 
     def at_path(self, path: str) -> str:
         """The URL of an endpoint: ``path`` begins with ``/v1`` or is another API's."""
@@ -126,6 +130,18 @@ class Target:
         """It is idle, and what is expected of it was not measured lately: a request tells how long one takes now."""
         return self.load.sequences == 0 and self.first_byte.is_stale
 
+    def refused_key(self, status: int) -> None:
+        """It answered 401, 402 or 403: a failure, whose reason is shown."""
+        setting = "gateway.key_env" if self.provider is None else f"gateway.providers.{self.id}.key_env"
+        what = "a request without a key" if self.key_env is None else f"the key in ${self.key_env}"
+        self.refusal = f"refused {what} with {status} ({setting})"
+        self.breaker.failed()
+
+    def worked(self) -> None:
+        """It answered a request."""
+        self.refusal = ""
+        self.breaker.worked()
+
     def rest(self, seconds: float) -> None:
         """It asked for that: ``Retry-After``. A rest that ends later already goes on."""
         self.rests_until_s = max(self.rests_until_s, time.monotonic() + min(seconds, LONGEST_REST_S))
@@ -144,7 +160,8 @@ class Target:
             return "draining"
         if rests_s := self.rests_s:
             return f"asked for {rests_s:.0f} s without requests"
-        return f"failed {self.breaker.failures} requests in a row" if self.breaker.is_open else None
+        failed = f"failed {self.breaker.failures} requests in a row"
+        return (self.refusal or failed) if self.breaker.is_open else None
 
     @property
     def takes_requests(self) -> bool:
@@ -213,7 +230,7 @@ class Targets(dict[str, Target]):
 
     def __init__(self, settings: GatewaySettings, environ: Mapping[str, str]) -> None:
         """``environ``: has the keys."""
-        own = [Target.at(url, _key(settings.key_env, environ)) for url in settings.targets]
+        own = [Target.at(url, _key(settings.key_env, environ), settings.key_env) for url in settings.targets]
         others = [Target.of(name, one, _key(one.key_env, environ)) for name, one in settings.providers.items()]
         super().__init__({target.id: target for target in (*own, *others)})
         self.names = settings.models
@@ -251,6 +268,10 @@ class Targets(dict[str, Target]):
     def shed(self) -> int:
         """Requests that the gateway itself refused with 429. Call on the thread of the event bus."""
         return int(self._counters.shed)
+
+    def names_counted(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """By name that stands for several models, purpose and model: what came of the gateway's own requests."""
+        return {name: counts.by_model() for name, counts in self._counters.names.items()}
 
     def readings(self) -> list[Reading]:
         return self._counters.readings({one.id: (one.takes_requests, one.load.sequences) for one in self.values()})

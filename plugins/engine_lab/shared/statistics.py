@@ -12,6 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import NormalDist, median
 
+from engine.contracts.shares import share_interval
+
 LEVEL = 0.95
 MOST_EXACT = 60
 """Pairs up to which the distribution of the signed-rank statistic is counted out; beyond, it is taken as normal."""
@@ -76,11 +78,7 @@ def wilson(successes: int, total: int, level: float = LEVEL) -> Interval:
     """A share's score interval (Wilson, 1927). Raises ``ValueError`` without trials."""
     if not 0 <= successes <= total or not total:
         raise ValueError(f"{successes} successes of {total} trials")
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    share, spread = successes / total, z * z / total
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt((share * (1 - share) + spread / 4) / total)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    return Interval(*share_interval(successes, total, NormalDist().inv_cdf((1 + level) / 2)))
 
 
 def quantile_interval(values: Sequence[float], share: float, level: float = LEVEL) -> Interval | None:

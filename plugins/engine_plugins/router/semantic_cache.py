@@ -14,7 +14,6 @@ answered.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 import zlib
 from array import array
@@ -28,6 +27,7 @@ import msgspec
 from engine.contracts.config import at_least, between
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, AnswerTally, ApiRequest, EngineView, Route
+from engine.contracts.shares import share_interval
 from engine_plugins.router.response_cache import (
     SHAPES_NOTHING,
     Entry,
@@ -38,8 +38,6 @@ from engine_plugins.router.response_cache import (
 )
 from engine_plugins.router.wording import Vocabulary, content_words, why_never
 
-Z = 1.959964
-"""Of a normal distribution, for 95 %."""
 INDEX_BYTES = 256
 """What an entry of the index costs besides its vector."""
 VECTOR_BYTES = array("d").itemsize
@@ -102,7 +100,8 @@ class Audit:
 
     @property
     def rate(self) -> tuple[float, float]:
-        return wilson(self.false_hits, self.audits)
+        """0 to 1 where nothing was audited."""
+        return share_interval(self.false_hits, self.audits) if self.audits else (0.0, 1.0)
 
 
 class SemanticCacheRouter:
@@ -236,13 +235,3 @@ def overlap(one: Sequence[int], two: Sequence[int]) -> float:
     """Twice the tokens in both, over the tokens of both: 0 to 1."""
     both = (Counter(one) & Counter(two)).total()
     return 2 * both / max(1, len(one) + len(two))
-
-
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson, 1927); 0 to 1 of none."""
-    if total == 0:
-        return 0.0, 1.0
-    share, spread = count / total, Z * Z / total
-    middle = share + spread / 2
-    half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))

@@ -27,7 +27,7 @@ import msgspec
 
 from engine.contracts.config import at_least
 from engine.contracts.provider import BuildContext
-from engine.contracts.router import UNIT_BYTES, ModelRequest, ModelView
+from engine.contracts.router import UNIT_BYTES, ModelChoice, ModelRequest, ModelView
 from engine_plugins.router.prefix import PrefixConfig, PrefixRouter
 
 CODE = re.compile(
@@ -93,19 +93,23 @@ class TieredRouter(PrefixRouter):
         self._small = config.small_tokens
         self._medium = config.medium_tokens
 
-    def choose(self, request: ModelRequest, models: tuple[ModelView, ...]) -> tuple[str, ...]:
+    def choose(self, request: ModelRequest, models: tuple[ModelView, ...]) -> ModelChoice:
         last = len(models) - 1
         whole = sum(map(len, request.prompt.values()))
         begins = beginning(request.prompt) if whole <= MOST_READ_BYTES else []
         size = sum(map(_tokens, begins)) or whole // UNIT_BYTES
-        if size < self._small and is_simple(request.prompt, request.fields, begins):
-            tier = 0
+        simple = is_simple(request.prompt, request.fields, begins)
+        if size < self._small and simple:
+            tier, reason = 0, "short and simple"
+        elif size < self._small or (last > 1 and size < self._medium):
+            tier = min(1, last) if last > 1 else last
+            reason = "not simple" if size < self._small else "of medium length"
         else:
-            tier = min(1, last) if last > 1 and size < self._medium else last
+            tier, reason = last, "long"
         while tier < last and whole // UNIT_BYTES > (models[tier].max_len or whole):
-            tier += 1
+            tier, reason = tier + 1, f"too long for {models[tier].name}"
         names = [model.name for model in models]
-        return (*names[tier:], *reversed(names[:tier]))
+        return ModelChoice((*names[tier:], *reversed(names[:tier])), reason)
 
 
 def beginning(prompt: Mapping[str, bytes]) -> list[str]:

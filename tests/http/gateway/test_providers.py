@@ -12,6 +12,7 @@ import pytest
 from engine.contracts.router import ModelRequest, ModelView
 from engine.counters.gateway import COST, REQUESTS
 from engine.http.gateway.passing import retry_after_s
+from engine.service.targets import MOST_FAILURES
 from engine.testing.context import build_context
 from engine_plugins.router.tiered import TieredConfig, TieredRouter
 
@@ -142,8 +143,8 @@ async def test_a_model_whose_targets_are_down_gives_way_at_once() -> None:
         await until(lambda: client.target(large).takes_requests)
         client.target(small).models = {"small": {}}
         assert (await client.ask(model="auto")).words == large.words
-        status, _, _ = await client.request("GET", "/ready")
-        assert status == 503, "small has a name of its own"
+        assert (await client.json("/ready"))["status"] == "ready", "every name can answer"
+        assert (await client.ask(model="small")).status == 503, "asked for by itself, it cannot"
 
 
 @in_loop
@@ -222,8 +223,10 @@ async def test_simple_questions_go_to_the_small_model_and_the_others_to_the_larg
         return TieredRouter(TieredConfig(), build_context())
 
     async with before(small, large, models={"auto": ["small", "large"]}, make_router=tiered) as client:
-        assert (await client.ask(model="auto")).words == small.words
-        assert (await client.ask(model="auto", tools=[{"type": "function"}])).words == large.words
+        outcome = await client.ask(model="auto")
+        assert (outcome.words, outcome.headers["x-model-reason"]) == (small.words, "short and simple")
+        outcome = await client.ask(model="auto", tools=[{"type": "function"}])
+        assert (outcome.words, outcome.headers["x-model-reason"]) == (large.words, "not simple")
         long = [{"role": "user", "content": "word " * 2000}]
         assert (await client.ask(model="auto", messages=long)).words == large.words
         going_on = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "word " * 2000}]
@@ -347,6 +350,26 @@ async def test_a_provider_that_refuses_the_key_is_left_for_another_and_named_whe
     async with with_providers(of={"p": (p, THEIRS)}) as client:
         outcome = await client.ask()
         assert outcome.status == 502 and b"gateway.providers.p.key_env" in outcome.body
+
+
+@in_loop
+async def test_a_refused_key_is_named_by_its_variable_in_the_log_and_the_fleet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("THEIR_KEY", "sesame")
+    p = Backend("p", [refusing(401)] * MOST_FAILURES)
+    async with with_providers(of={"p": (p, THEIRS | {"key_env": "THEIR_KEY"})}) as client:
+        expected = "refused the key in $THEIR_KEY with 401 (gateway.providers.p.key_env)"
+        for count in range(MOST_FAILURES):
+            assert b"THEIR_KEY" not in (await client.ask()).body, "it is no business of clients"
+            (shown,) = (await client.json("/engine/fleet"))["engines"]
+            assert shown["refusal"] == expected and "sesame" not in str(shown)
+            assert shown["why_not"] == (expected if count == MOST_FAILURES - 1 else None)
+        logged = capsys.readouterr().out
+        assert expected in logged and "sesame" not in logged
+        client.gateway.state.targets["p"].breaker.worked()
+        assert (await client.ask()).words == p.words
+        assert (await client.json("/engine/fleet"))["engines"][0]["refusal"] == ""
 
 
 @in_loop

@@ -93,6 +93,16 @@ async def test_a_gateway_is_ready_while_every_model_has_a_target() -> None:
 
 
 @in_loop
+async def test_a_name_of_several_models_is_ready_with_one_and_a_model_alone_needs_its_own() -> None:
+    a, b, c = (Backend(name, models=(name,)) for name in "abc")
+    async with before(a, b, c, models={"auto": ["a", "b"], "b": ["b", "a"]}) as client:
+        for lost, status in ([[a], 200], [[b], 200], [[c], 503], [[a, b], 503]):
+            for server in (a, b, c):
+                client.target(server).draining = server in lost
+            assert (await client.request("GET", "/ready"))[0] == status, lost
+
+
+@in_loop
 async def test_a_gateway_that_drains_is_not_ready() -> None:
     async with before(Backend("a")) as client:
         client.gateway.state.admission.lame_duck = True

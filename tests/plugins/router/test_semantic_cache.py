@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from engine.contracts.provider import BuildContext
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Attempts, Question
+from engine.contracts.shares import share_interval
 from engine.service.turns import Conversation, Turn
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, OTHER_GREEDY, REQUEST, RouterConformance
 from engine_plugins.embedder.ngrams import NgramsConfig, NgramsEmbedder
-from engine_plugins.router.semantic_cache import SemanticCacheConfig, SemanticCacheRouter, overlap, wilson
+from engine_plugins.router.semantic_cache import SemanticCacheConfig, SemanticCacheRouter, overlap
 
 PLAIN = build_context()
 CONTEXT = replace(PLAIN, embedder=lambda: NgramsEmbedder(NgramsConfig(), PLAIN))
@@ -263,7 +264,7 @@ def test_a_share_of_hits_is_answered_by_an_engine_and_compared():
     router.finished(ask("how to return an item"), answered(7, 8, 9))
     tally = router.tally()
     assert (tally.audits, tally.false_hits, tally.similar_hits, tally.suspended) == (2, 1, 0, False)
-    assert tally.false_rate == wilson(1, 2)
+    assert tally.false_rate == share_interval(1, 2)
     assert router.place(ask(OTHER), FLEET) == answered(1, 2, 3, 9), "an engine answered that, so it is stored"
 
 
@@ -289,7 +290,7 @@ def test_it_stops_itself_once_too_many_audits_fail_with_confidence():
         router.finished(ask(text, request_id=audited[number]), answered(7, 8))
         tally = router.tally()
         assert tally.audits == tally.false_hits == number + 1
-        assert tally.suspended == (wilson(number + 1, number + 1)[0] > 0.3)
+        assert tally.suspended == (share_interval(number + 1, number + 1)[0] > 0.3)
         if tally.suspended:
             break
     assert router.tally().suspended
@@ -316,10 +317,3 @@ def test_values_that_mean_nothing_are_refused(key: str, value: float):
 def test_overlap_is_of_all_tokens():
     assert overlap((1, 2, 3), (1, 2, 3)) == 1.0 and overlap((1, 2), (3,)) == 0.0 and overlap((), ()) == 0.0
     assert overlap((1, 1, 2, 3), (1, 2, 2, 4)) == pytest.approx(0.5)
-
-
-def test_the_interval_is_wilsons():
-    assert wilson(0, 0) == (0.0, 1.0)
-    low, high = wilson(1, 10)
-    assert (low, high) == (pytest.approx(0.0179, abs=1e-4), pytest.approx(0.4042, abs=1e-4))
-    assert wilson(0, 50)[0] == 0.0 and wilson(50, 50)[1] == pytest.approx(1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.contracts.config import SlotConfig
-from engine.contracts.router import ModelRequest, ModelView
+from engine.contracts.router import ModelChoice, ModelRequest, ModelView
 from engine.testing.context import build_context
 from engine.testing.router import RouterConformance
 from engine_plugins.router.tiered import (
@@ -33,7 +33,11 @@ class TestConformance(RouterConformance):
         return make()
 
 
-def chosen(*turns: Any, models: tuple[ModelView, ...] = TWO, tools: Any = None, **fields: Any) -> tuple[str, ...]:
+def chosen(*turns: Any, **given: Any) -> tuple[str, ...]:
+    return choice(*turns, **given).models
+
+
+def choice(*turns: Any, models: tuple[ModelView, ...] = TWO, tools: Any = None, **fields: Any) -> ModelChoice:
     """For a chat; a turn that is a text is the user's."""
     messages = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
     prompt = {"messages": json.dumps(messages).encode()}
@@ -137,12 +141,12 @@ def test_larger_models_stand_in_before_smaller_ones() -> None:
 )
 def test_other_endpoints_are_read_too(prompt: dict[str, Any]) -> None:
     raw = {name: json.dumps(value).encode() for name, value in prompt.items()}
-    assert make().choose(ModelRequest("r", "completion", "auto", raw, {}), TWO)[0] == "small"
+    assert make().choose(ModelRequest("r", "completion", "auto", raw, {}), TWO).models[0] == "small"
 
 
 def test_what_is_too_much_to_read_goes_to_the_last_one_at_once() -> None:
     raw = {"messages": json.dumps([HI, {"role": "user", "content": "a" * MOST_READ_BYTES}]).encode()}
-    assert make().choose(ModelRequest("r", "chat", "auto", raw, {}), TWO)[0] == "large"
+    assert make().choose(ModelRequest("r", "chat", "auto", raw, {}), TWO).models[0] == "large"
 
 
 @pytest.mark.parametrize("piece", ["SELECT ", "a(", "\n", " ", ";", "; ", "$", "1 ", "<a", "def ", "x = ", "\\"])
@@ -161,7 +165,7 @@ def test_only_the_beginning_is_read() -> None:
     assert beginning({"messages": b"[" + user + b", " + late + b"]"}) == ["hi"]
     for prompt in ({"messages": b"[" + late + b"]"}, {"prompt": brackets}, {"tools": brackets, "messages": b"[]"}):
         raw = ModelRequest("r", "chat", "auto", prompt, {})
-        assert beginning(prompt) == [] and make().choose(raw, TWO)[0] == "large"
+        assert beginning(prompt) == [] and make().choose(raw, TWO).models[0] == "large"
     turns = [{"role": "system", "content": "x"}] * MOST_TURNS
     assert beginning({"messages": json.dumps([*turns, HI]).encode()}) == ["x"] * MOST_TURNS
 
@@ -177,3 +181,12 @@ def test_settings_are_in_order() -> None:
     with pytest.raises(ValueError, match=r"router\.medium_tokens=4: expected at least 5"):
         TieredConfig(small_tokens=5, medium_tokens=4)
     assert issubclass(TieredConfig, SlotConfig)
+
+
+def test_the_reason_is_the_rule_that_decided() -> None:
+    short = (ModelView("small", True, max_len=100), ModelView("large", True))
+    assert choice("Why is the sky blue?").reason == "short and simple"
+    assert choice("What is 17 * 23?").reason == "not simple"
+    assert choice("word " * 4000).reason == "long"
+    assert choice("word " * 1000, models=(*TWO[:1], ModelView("medium", True), *TWO[1:])).reason == "of medium length"
+    assert choice("word " * 200, models=short).reason == "too long for small"

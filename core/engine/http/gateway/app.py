@@ -16,8 +16,9 @@ from engine.http.bodies import Bodies
 from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
 from engine.http.gateway import routes
-from engine.http.gateway.passing import answer
+from engine.http.gateway.answering import answer
 from engine.http.gateway.state import GATEWAY, GatewayState
+from engine.http.gateway.tiers import TIERS, Tiers
 from engine.http.proxy import new_session
 from engine.http.routes.metrics import metrics
 from engine.http.state import LISTENER, Recorder
@@ -35,7 +36,7 @@ def build_gateway(
     environ: Mapping[str, str],
 ) -> web.Application:
     """Call inside a running event loop. ``environ``: has the keys of targets. Raises :class:`AssemblyError`
-    where ``server.keys`` cannot be read."""
+    where ``server.keys`` or the table of a cascade cannot be read."""
     targets = Targets(settings.gateway, environ)
     for exporter in exporters:
         if isinstance(exporter, CountersExporter):
@@ -55,6 +56,7 @@ def build_gateway(
     cross_origin = CrossOrigin(settings.server.cors_origins)
     app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
     app[LISTENER] = app[GATEWAY] = state
+    app[TIERS] = Tiers.of(settings.gateway)
     app.on_response_prepare.append(middleware.stamp)
     app.on_response_prepare.append(cross_origin.stamp)
     app.cleanup_ctx.append(_resources)
@@ -66,6 +68,7 @@ def build_gateway(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/engine/fleet", routes.fleet)
     app.router.add_get("/engine/scale", routes.scale)
+    app.router.add_get("/engine/names", routes.names)
     app.router.add_post("/engine/fleet/drain", routes.drain)
     app.router.add_post("/engine/fleet/undrain", routes.undrain)
     app.router.add_route("*", "/engine/{rest:.*}", routes.no_engine)
@@ -76,5 +79,6 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     state = app[GATEWAY]
     state.session = new_session()
     yield
+    await app[TIERS].close()
     await state.session.close()
     await asyncio.to_thread(state.bus.close)

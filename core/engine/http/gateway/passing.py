@@ -1,4 +1,4 @@
-"""The way of a request through a gateway: read, placed, passed on to one target after another until one has begun."""
+"""The way of a request through a gateway: passed on to one target after another until one has begun."""
 
 from __future__ import annotations
 
@@ -6,37 +6,25 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
 import structlog
 from aiohttp import web
 
 from engine.contracts.events import ProxiedEvent
-from engine.contracts.request import SamplingParams
-from engine.contracts.router import ApiRequest
-from engine.http.bodies import Body
 from engine.http.compression import accepted
-from engine.http.endpoints import Endpoint
 from engine.http.errors import HttpError, status_of
-from engine.http.format import Format
 from engine.http.gateway import failures
+from engine.http.gateway.asked import Asked
 from engine.http.gateway.failures import Elsewhere, Failure
 from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.reading import COMMENTS, NoAnswer, read_at_most
-from engine.http.gateway.state import GatewayState, gateway_of
-from engine.http.gateway.usage import Usage, UsageReader, asks_for_usage, usage_of
-from engine.http.incoming import arrival_of, caller_of, client_of, entered
-from engine.http.middleware import REQUEST_ID
+from engine.http.gateway.usage import Usage, UsageReader, usage_of
 from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
-from engine.service.admission import Flight
 from engine.service.attempts import Attempt, Order
-from engine.service.errors import ApiError, bad_request
-from engine.service.keys import salt_for
+from engine.service.errors import ApiError
 from engine.service.load import Share
-from engine.service.peek import peek
-from engine.service.rewriting import rewritten
 from engine.service.targets import Target
 from engine.service.timings import Arrival
 
@@ -60,82 +48,6 @@ REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"er
 """What an answer begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
-
-
-async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.StreamResponse:
-    """Have a target answer."""
-    received_s = time.monotonic()
-    state = gateway_of(http)
-    state.admission.gate(client_of(http))
-    async with state.bodies.read(http) as body:
-        peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
-        with entered(http, peeked.user, peeked.n) as flight:
-            name, models = state.serving(http[REQUEST_ID], kind, peeked)
-            api = ApiRequest(
-                request_id=http[REQUEST_ID],
-                kind=kind,
-                model=name,
-                prompts=(peeked.prompt,),
-                n=peeked.n,
-                sampling=SamplingParams(),
-                cache_salt=salt_for(caller_of(http), peeked.cache_salt),
-                stop=(),
-                stream=peeked.stream,
-                echo=False,
-                fields=peeked.fields,
-            )
-            patience_s = state.gateway.patience_s
-            order = Order(api, models, state, patience_s=patience_s, clock=asyncio.get_running_loop().time)
-            if peeked.goes_on and len(order.targets) > 1:
-                raise bad_request(
-                    "Responses are stored at the target that made them, and this gateway has several; send the whole "
-                    "conversation instead.",
-                    "previous_response_id",
-                )
-            hides_usage = not asks_for_usage(peeked.fields)
-            salt = None if caller_of(http) is None else api.cache_salt
-            form, stream = endpoint.format, peeked.stream
-            asked = Asked(http, state, flight, kind, name, peeked.n, stream, hides_usage, salt, body, form)
-            del peeked, api  # they hold the prompt
-            return await Passing(asked, order, arrival_of(http, received_s, time.monotonic())).answer()
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, as it came in."""
-
-    http: web.Request
-    state: GatewayState
-    flight: Flight
-    kind: str
-    model: str
-    """As it is known here."""
-    n: int
-    stream: bool
-    hides_usage: bool
-    """The client does not want it in a stream."""
-    salt: str | None
-    """What keeps its tenant's caches apart; ``None``: what the client sent."""
-    body: Body
-    form: type[Format]
-
-    @property
-    def request_id(self) -> str:
-        found: str = self.http[REQUEST_ID]
-        return found
-
-    def body_for(self, attempt: Attempt) -> bytes:
-        provider, fields = attempt.target.provider, dict[str, str]()
-        if provider is not None or attempt.model != self.model:
-            fields["model"] = attempt.target.name_of(attempt.model)
-        if self.salt is not None:
-            fields["cache_salt"] = self.salt
-        if not fields:
-            return self.body.data
-        drop = () if provider is None else provider.drop
-        fields = {name: value for name, value in fields.items() if name not in drop}
-        usage = provider is not None and self.stream and "stream_options" not in drop
-        return rewritten(self.body.data, fields, drop=drop, usage=usage)
 
 
 class Passing:
@@ -172,6 +84,11 @@ class Passing:
         self._last_s = self._clock()
         """When the target or, while it is written to, the client was last seen to get on."""
         self._is_writing = False
+
+    @property
+    def answered_by(self) -> str | None:
+        """The model, of an answer that is whole; ``None``: it is not, or is an error."""
+        return self._attempt.model if self._attempt is not None and self._status == 200 else None
 
     async def answer(self) -> web.StreamResponse:
         try:
@@ -237,7 +154,7 @@ class Passing:
                 log.warning(
                     "attempt failed",
                     target=attempt.target.id,
-                    why=failures.words_for(failure),
+                    why=attempt.target.refusal or failures.words_for(failure),
                     request_id=self._asked.request_id,
                 )
         assert failure is not None
@@ -282,7 +199,7 @@ class Passing:
         # An error event may have to follow in a stream, so that is asked for as it is.
         headers = {
             "Content-Type": "application/json",
-            "Accept-Encoding": "identity" if stream or target.provider else accepted(asked.http),
+            "Accept-Encoding": "identity" if stream or target.provider or asked.copy else accepted(asked.http),
             "X-Request-Id": asked.request_id,
             **self._arrival.trace.headers(),
             **headers_for(target),
@@ -296,7 +213,7 @@ class Passing:
         )
         async with asking as reply:
             if reply.status in (401, 402, 403):
-                target.breaker.failed()
+                target.refused_key(reply.status)
                 raise Elsewhere(failures.refused_key(target, reply.status))
             if reply.status != 200 and not 400 <= reply.status < 600:
                 raise NoAnswer(f"status {reply.status}")
@@ -322,8 +239,10 @@ class Passing:
                 return await self._refused(whole, target)
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
+        if asked.copy is not None:
+            asked.copy.add(data)
         self._begun(share)
-        target.breaker.worked()
+        target.worked()
         if self._response is not None:
             return await self._failed(whole)
         return whole
@@ -365,7 +284,7 @@ class Passing:
         if not ended and not finished:
             raise aiohttp.ClientPayloadError("the stream ends too soon")
         self._is_whole = True
-        target.breaker.worked()
+        target.worked()
         return await self._ended()
 
     def _begun(self, share: Share) -> None:
@@ -395,7 +314,7 @@ class Passing:
         if b'"invalid_request_error"' not in failures.body_of(refusal):
             target.breaker.failed()
             raise Elsewhere(refusal)
-        target.breaker.worked()
+        target.worked()
         self._status = 400
         return await self._failed(refusal)
 
@@ -403,6 +322,8 @@ class Passing:
         assert self._response is not None
         self._last_s, self._is_writing = self._clock(), True
         await self._response.write(piece)
+        if self._asked.copy is not None:
+            self._asked.copy.add(piece)
         self._last_s, self._is_writing = self._clock(), False
 
     async def _broken(self, target: Target, failure: ApiError) -> web.StreamResponse:
@@ -451,13 +372,22 @@ class Passing:
         assert self._attempt is not None
         found = {name: reply.headers.get(name, "") for name in PASSED_ON}
         found |= {"X-Target": self._attempt.target.id, "X-Attempt": str(self._attempts)}
-        if self._attempt.model != self._asked.model:
+        if self._attempt.model != self._asked.chosen.name:
             found["X-Model"] = self._attempt.model
+        found["X-Model-Reason"] = self._model_reason
         if self._expected_ms is not None:
             found["X-Expected-Ms"] = f"{self._expected_ms:.0f}"
         if self._attempts == 1:
             found["X-Route-Reason"] = " ".join(self._attempt.reason.split())  # a header is one line
         return {name: value for name, value in found.items() if value and value.isprintable()}  # others cannot be sent
+
+    @property
+    def _model_reason(self) -> str:
+        """Why the model of the attempt answers; empty where its name stands for it alone, or nobody chose."""
+        chosen = self._asked.chosen
+        if self._attempt is not None and self._attempt.model != chosen.first:
+            return f"{chosen.first} did not answer"
+        return chosen.reason
 
     def _since_ms(self) -> float:
         return (time.monotonic() - self._arrival.received_s) * 1e3
@@ -480,7 +410,8 @@ class Passing:
             "" if attempt is None else attempt.model,
             self._expected_ms or 0.0,
             0.0 if provider is None or usage is None else usage.cost(provider),
-            asked.model,
+            asked.chosen.name,
+            self._model_reason,
         )
         self._state.bus.publish((ended,))
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from engine.http.bodies import json_response
 from engine.http.gateway.state import GatewayState, gateway_of
+from engine.http.gateway.tiers import TIERS
 from engine.http.routes.fleet import changeable, flag
 from engine.service.engines import not_ready
 from engine.service.errors import ApiError, bad_request
@@ -28,7 +29,7 @@ async def health(http: web.Request) -> web.StreamResponse:
 
 
 async def ready(http: web.Request) -> web.StreamResponse:
-    """``GET /ready``: 200 while every model has a target that takes requests."""
+    """``GET /ready``: 200 while every name can answer: see :meth:`GatewayState.not_ready`."""
     state = gateway_of(http)
     if (reason := state.not_ready()) is not None:
         raise not_ready(reason)
@@ -67,6 +68,20 @@ async def scale(http: web.Request) -> web.StreamResponse:
             "engines": [_target(target) for target in targets],
         }
     )
+
+
+async def names(http: web.Request) -> web.StreamResponse:
+    """``GET /engine/names``: of each name that stands for several models, which these are, and what is known of the
+    smaller ones."""
+    state, tiers = gateway_of(http), http.app[TIERS]
+    counted = await state.read_exporters(state.targets.names_counted)
+    found: dict[str, dict[str, Any]] = {name: {"models": models} for name, models in state.gateway.models.items()}
+    for name, cascade in tiers.cascades.items():
+        facts = {"model": cascade.table.model, "threshold": cascade.threshold}
+        found[name]["cascade"] = facts | counted[name]["look"].get(cascade.table.model, {})
+    for name in tiers.shadows:
+        found[name]["shadow"] = counted[name]["shadow"]
+    return json_response({"names": found})
 
 
 async def drain(http: web.Request) -> web.StreamResponse:
@@ -121,6 +136,7 @@ def _target(target: Target) -> dict[str, Any]:
         "state": target.why_not or target.state,
         "ready": target.takes_requests,
         "why_not": target.why_not,
+        "refusal": target.refusal,
         "starts": target.starts,
         "load": asdict(target.load),
     }

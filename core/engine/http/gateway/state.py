@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -17,6 +17,24 @@ from engine.service.targets import Target, Targets, taking
 
 MOST_LISTED = 50
 """Models in an error message."""
+MOST_REASON = 128
+"""Characters of why a router chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The models that a request's name stands for."""
+
+    name: str
+    """As the client said it, and as it is known here."""
+    models: Mapping[str, list[Target]]
+    """In the order in which they are tried, each with the targets that have it."""
+    reason: str = ""
+    """Why the first one, in a few words; empty where nobody chose."""
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.models))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,19 +47,19 @@ class GatewayState(ListenerState):
     placing: dict[str, Placing] = field(default_factory=dict)
     """By model: each has a router of its own, for which the own targets with this model are the fleet."""
 
-    def serving(self, request_id: str, kind: str, peeked: Peek) -> tuple[str, dict[str, list[Target]]]:
-        """The model's name, and the models it stands for in the order in which they are tried, each with the targets
-        that have it. Raises :class:`ApiError`: ``unavailable`` while that cannot be known, ``not_found``, and as the
-        router."""
+    def serving(self, request_id: str, kind: str, peeked: Peek) -> Chosen:
+        """The models that the name of a request's model stands for. Raises :class:`ApiError`: ``unavailable`` while
+        that cannot be known, ``not_found``, and as the router."""
         name, models = self.targets.serving(peeked.model)
         having = {model: [one for one in self.targets.having(model) if one.answers(kind)] for model in models}
         found = {model: targets for model, targets in having.items() if targets}
         if len(found) > 1:
             views = [_view(model, targets) for model, targets in found.items()]
             request = ModelRequest(request_id, kind, name, peeked.prompt_fields, peeked.fields)
-            found = {model: found[model] for model in self.choosing.choose(request, views)}
+            choice = self.choosing.choose(request, views)
+            return Chosen(name, {model: found[model] for model in choice.models}, _line(choice.reason))
         if found:
-            return name, found
+            return Chosen(name, found)
         if models:
             message = f"The targets of {name[:128]!r} have no such endpoint; they have those of chats and completions."
             raise ApiError("not_found", message, code="no_such_endpoint")
@@ -75,12 +93,14 @@ class GatewayState(ListenerState):
         return self.placing[model]
 
     def not_ready(self) -> str | None:
-        """Why no request is taken now; ``None``: each model has a target that takes them."""
+        """Why no request is taken now; ``None``: every name can answer. A model that other names stand for, too, may be
+        without a target: they do without it."""
         if self.admission.leaving:
             return "draining"
         if not (models := self.targets.models):
             return ", ".join(f"{target.id}: {target.why_not}" for target in self.targets.values())
-        lost = [name for name in models if not self._takes(name)]
+        others = {model for names in self.gateway.models.values() for model in names} - {*self.gateway.models}
+        lost = [name for name in models if name not in others and not self._takes(name)]
         return f"no target takes requests for {', '.join(map(self._named, lost))}" if lost else None
 
     def _named(self, name: str) -> str:
@@ -95,6 +115,11 @@ class GatewayState(ListenerState):
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join([*map(repr, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
+
+
+def _line(reason: str) -> str:
+    """As a header may have it."""
+    return "".join([letter for letter in " ".join(reason.split()) if letter.isprintable()])[:MOST_REASON]
 
 
 def _view(model: str, targets: list[Target]) -> ModelView:

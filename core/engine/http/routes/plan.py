@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from engine.assembly.secrets import redacted
 from engine.http.bodies import json_response
 from engine.http.incoming import state_of
 from engine.http.state import ServerState
-
-SECRET = "***"
-_SECRET_WORDS = ("api_key", "password", "secret", "credential", "access_token", "auth_token")
 
 
 async def plan(http: web.Request) -> web.StreamResponse:
@@ -23,14 +21,3 @@ def read_plan(state: ServerState, name: str | None = None) -> dict[str, Any]:
     """``name``: the id of the engine, ``None``: the first one."""
     engine = state.engine_of(name)
     return {"id": engine.id, "plan": redacted(msgspec.to_builtins(engine.plan)), "engine": engine.client.info}
-
-
-def redacted(value: Any) -> Any:
-    """A copy without values whose key says that they are secret."""
-    if isinstance(value, dict):
-        return {key: SECRET if item and _is_secret(str(key)) else redacted(item) for key, item in value.items()}
-    return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _is_secret(key: str) -> bool:
-    return any(word in key.lower() for word in _SECRET_WORDS)
