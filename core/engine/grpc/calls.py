@@ -74,6 +74,7 @@ class Call:
         """Who sent it: the queue is fair among clients."""
         self.request_id = ""
         """What the client calls it."""
+        self.slo_class = ""
         self.flight: Flight | None = None
         """Once it is admitted."""
         self.writing_s = 0.0
@@ -227,7 +228,9 @@ class Calls:
         except ApiError as error:
             if method.access == "key" and _is_refusal(error):
                 status, code = HTTP_STATUS[status_of(error)], error.code or "invalid_request"
-                self._backend.bus.publish((RejectedEvent(time.monotonic(), status, code, self._refuser),))
+                self._backend.bus.publish(
+                    (RejectedEvent(time.monotonic(), status, code, self._refuser, call.slo_class),)
+                )
             return error
         except TimeoutError:
             if not timer.expired():

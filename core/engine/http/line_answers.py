@@ -20,6 +20,7 @@ from engine.service.errors import ApiError, bad_request
 from engine.service.keys import Caller
 from engine.service.parsing import ParsedResponses
 from engine.service.prepare import checked_shape, make_job
+from engine.service.promises import promise
 from engine.service.timings import Arrival
 
 BATCHED: tuple[Endpoint[Any], ...] = (CHAT, COMPLETIONS, RESPONSES)
@@ -68,7 +69,9 @@ class LineAnswers:
         shape = await checked_shape(engine, options)
         arrival = Arrival(received_s, (parsed_s - received_s) * 1e3, (time.monotonic() - parsed_s) * 1e3)
         caller = Caller(batch.tenant, sha256="") if batch.tenant else None
-        job = make_job(engine, options, prompts, client, arrival, shape, caller)
+        promised = promise(state.slo, None, None)
+        patient = None if promised is None else promised.patient()
+        job = make_job(engine, options, prompts, client, arrival, shape, caller, patient)
         route = state.dispatcher.place(job.api)
         if isinstance(route, ToUrl):
             raise bad_request("The router sends this request to another server, where lines of batches do not go.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.contracts.config import SloClass, SloSettings
 from engine.service.errors import ApiError, bad_request
@@ -20,6 +20,10 @@ class Promise:
 
     name: str
     slo: SloClass
+
+    def patient(self) -> Promise:
+        """Of a request that nobody waits for: neither refused nor ended when it is late."""
+        return Promise(self.name, replace(self.slo, refuse_late=False, cancel_late=False))
 
     def due_s(self, since_s: float) -> float:
         """When the first token of a request is due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from engine.contracts.config import ServerSettings
+from engine.contracts.config import ServerSettings, SloSettings
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
@@ -22,6 +22,7 @@ class Backend(Protocol):
     thread only."""
 
     settings: ServerSettings
+    slo: SloSettings
     keys: Keys | None
     admission: Admission
     bus: EventBus
