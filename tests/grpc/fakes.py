@@ -79,7 +79,7 @@ async def running(
     opened = grpc_transport(ServerSettings(**settings))
     assert opened is not None
     async with (
-        over_http(script, start, [opened], **settings) as found,
+        over_http(script, start, beside=[opened], **settings) as found,
         grpc.aio.insecure_channel(found.server.transports[0].address) as channel,
     ):
         yield Running(channel, found.server, found.client, found.router, found.exporter)
