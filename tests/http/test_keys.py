@@ -182,3 +182,21 @@ async def test_a_gateway_keeps_tenants_apart_at_its_targets(tmp_path: Path) -> N
     async with with_providers(of={"p": (p, {"models": {"tiny": "t"}})}, server={"keys": path}) as client:
         assert (await client.ask(CHAT, True, key("ann"), cache_salt="x")).words == p.words
         assert "cache_salt" not in json.loads(p.asked[0].body)
+
+
+@in_loop
+async def test_a_gateway_asks_its_targets_for_the_class_of_a_key(tmp_path: Path) -> None:
+    a, p, asks = Backend("a"), Backend("p"), "X-SLO-Class: batch"
+    path = written(tmp_path, [entry("ann", "key-of-ann", slo=["chat", "batch"]), entry("eve", "key-of-eve")])
+    async with before(a, server={"keys": path}) as client:
+        assert (await client.ask(CHAT, True, key("ann"))).words == a.words
+        assert (await client.ask(CHAT, True, key("ann"), asks)).words == a.words
+        assert (await client.ask(CHAT, True, key("eve"))).words == a.words
+        assert (await client.ask(CHAT, True, key("eve"), asks)).status == 400
+    assert [one.headers.get("x-slo-class") for one in a.asked] == ["chat", "batch", None]
+    async with before(a) as client:
+        assert (await client.ask(CHAT, True, asks)).words == a.words
+    assert a.asked[-1].headers["x-slo-class"] == "batch"
+    async with with_providers(of={"p": (p, {"models": {"tiny": "t"}})}, server={"keys": path}) as client:
+        assert (await client.ask(CHAT, True, key("ann"))).words == p.words
+    assert "x-slo-class" not in p.asked[0].headers

@@ -42,6 +42,16 @@ def promise(settings: SloSettings, caller: Caller | None, asked: str | None) -> 
     return Promise(name, settings.classes[name]) if name else None
 
 
+def passed_on(caller: Caller | None, asked: str | None) -> str | None:
+    """The class that a gateway asks its targets for, which know what classes there are. Raises :class:`ApiError`
+    ``invalid`` for one that is not for this key."""
+    if caller is None:
+        return asked
+    if asked is not None and asked not in caller.slo:
+        raise bad_request(f"{HEADER}: {asked[:64]!r} is no class {_for(caller)}; expected {_listed(caller.slo)}.")
+    return asked or next(iter(caller.slo), None)
+
+
 def late(promised: Promise, why: str, retry_after_s: int = 1) -> ApiError:
     """The error of a request whose first token is not in time. ``why``: what it does instead."""
     target = f"class {promised.name} has {promised.slo.ttft_ms:.0f} ms (slo.classes)"

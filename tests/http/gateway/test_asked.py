@@ -22,7 +22,7 @@ def asked(name: str, salt: str | None = None, stream: bool = False) -> Asked:
     nothing: Any = None
     body = Body(Bodies(1024), "a")
     body.data = BODY
-    return Asked(nothing, nothing, nothing, "chat", Chosen(name, {}), 1, stream, False, salt, body, ChatFormat)
+    return Asked(nothing, nothing, nothing, "chat", Chosen(name, {}), 1, stream, False, salt, None, body, ChatFormat)
 
 
 def test_a_body_of_which_nothing_changes_is_sent_as_it_came() -> None:

@@ -22,6 +22,7 @@ from engine.service.attempts import Order
 from engine.service.errors import bad_request
 from engine.service.keys import salt_for
 from engine.service.peek import Peek, peek
+from engine.service.promises import HEADER, passed_on
 
 
 async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.StreamResponse:
@@ -29,6 +30,7 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
     received_s = time.monotonic()
     state, tiers = gateway_of(http), http.app[TIERS]
     state.admission.gate(client_of(http))
+    slo_class = passed_on(caller_of(http), http.headers.get(HEADER))
     async with state.bodies.read(http) as body:
         peeked = peek(body.data, endpoint.prompt, streams=endpoint.streams)
         with entered(http, peeked.user, peeked.n) as flight:
@@ -50,7 +52,9 @@ async def answer(endpoint: Endpoint[Any], kind: str, http: web.Request) -> web.S
             hides_usage = not asks_for_usage(peeked.fields)
             form, stream = endpoint.format, peeked.stream
             copy = None if drawn is None else drawn.copy
-            asked = Asked(http, state, flight, kind, chosen, peeked.n, stream, hides_usage, salt, body, form, copy)
+            asked = Asked(
+                http, state, flight, kind, chosen, peeked.n, stream, hides_usage, salt, slo_class, body, form, copy
+            )
             del peeked, api  # they hold the prompt
             passing = Passing(asked, order, arrival_of(http, received_s, time.monotonic()))
             response = await passing.answer()

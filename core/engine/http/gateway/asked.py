@@ -54,6 +54,8 @@ class Asked:
     """The client does not want it in a stream."""
     salt: str | None
     """What keeps its tenant's caches apart; ``None``: what the client sent."""
+    slo_class: str | None
+    """That own targets are asked for."""
     body: Body
     form: type[Format]
     copy: Copy | None = None

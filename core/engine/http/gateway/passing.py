@@ -25,6 +25,7 @@ from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
 from engine.service.attempts import Attempt, Order
 from engine.service.errors import ApiError
 from engine.service.load import Share
+from engine.service.promises import HEADER
 from engine.service.targets import Target
 from engine.service.timings import Arrival
 
@@ -204,6 +205,8 @@ class Passing:
             **self._arrival.trace.headers(),
             **headers_for(target),
         }
+        if asked.slo_class is not None and target.provider is None:
+            headers[HEADER] = asked.slo_class
         asking = self._state.session.post(
             target.at_path(asked.http.path),
             data=asked.body_for(attempt),
