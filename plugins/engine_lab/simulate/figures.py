@@ -42,11 +42,23 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
             for steps in outcome.steps
         ],
     }
+    if outcome.requests and outcome.requests[0].slo_class:
+        found["classes"] = _classes(outcome.requests)
     if slo is not None:
         good = sum(keeps(slo, request) for request in outcome.requests)
         found["slo"] = str(slo)
         found["good"] = good
         found["goodput_per_s"] = good / outcome.duration_s if outcome.duration_s else 0.0
+    return found
+
+
+def _classes(requests: Sequence[SimulatedRequest]) -> dict[str, dict[str, int]]:
+    """How many requests each class has, and how many of them had their first token in time."""
+    found: dict[str, dict[str, int]] = {}
+    for request in requests:
+        counts = found.setdefault(request.slo_class, {"requests": 0, "in_time": 0})
+        counts["requests"] += 1
+        counts["in_time"] += not request.error and request.ttft_ms <= request.ttft_target_ms
     return found
 
 

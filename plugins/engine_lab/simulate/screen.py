@@ -61,6 +61,8 @@ def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
         ("most KV in use", [f"{max(e['most_kv_used'] for e in s['engines']):.0%}" for s in sets]),
         ("preemptions", [str(s["preemptions"]) for s in sets]),
     ]
+    for name in sorted({name for each in sets for name in each.get("classes", ())}):
+        rows.append((f"first token in time, {name}", [_in_time(each, name) for each in sets]))
     if "slo" in sets[0]:
         rows.append((f"good/s ({sets[0]['slo']})", [f"{s['goodput_per_s']:.2f}" for s in sets]))
     return rows
@@ -80,6 +82,11 @@ def _verdicts(each: Mapping[str, Any]) -> Table:
 def _ms(described: Mapping[str, Any], figure: str) -> str:
     value = described[figure]
     return "-" if value is None else f"{value:.2f}"
+
+
+def _in_time(figures: Mapping[str, Any], name: str) -> str:
+    counts = figures.get("classes", {}).get(name)
+    return "-" if counts is None else f"{counts['in_time']} of {counts['requests']}"
 
 
 def _mean(figures: Mapping[str, Any], name: str) -> float:

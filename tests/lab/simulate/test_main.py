@@ -77,6 +77,18 @@ def test_routers_are_compared_as_any_plugins(trace: str, calibration: str, capsy
     assert result["sets"][1]["against_first"][0]["verdict"] == "better"
 
 
+def test_first_tokens_in_time_are_counted_by_class(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (trace, "--calibration", calibration, "slo.classes.chat.ttft_ms=40")
+    both = (*words, "--compare", "slo.classes.chat.ttft_ms=2000")
+    counts = [each["classes"]["chat"] for each in json.loads(simulated(capsys, *both))["sets"]]
+    assert {each["requests"] for each in counts} == {60}
+    assert 0 < counts[0]["in_time"] < counts[1]["in_time"] == 60
+    assert main(["simulate", *both]) == 0
+    assert "first token in time, chat" in capsys.readouterr().out
+
+
 def test_an_engine_dies_and_one_is_slow(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (trace, "--calibration", calibration, "--engines", "3", "--rate-scale", "6", "router=round_robin")
     healthy, faulty = (

@@ -38,6 +38,10 @@ class SimulatedRequest:
     error: str = ""
     """Why the engine or the router refused it, or that its engine died; all times are 0 then."""
     service_class: str = ""
+    """As the trace has it."""
+    slo_class: str = ""
+    """Its class of ``slo.classes``; empty: there are none."""
+    ttft_target_ms: float = 0.0
     expected_ttft_ms: float | None = None
     """What was predicted when it was sent; ``None``: nothing was."""
 

@@ -347,6 +347,10 @@ class _Open:
     def class_name(self) -> str:
         return "" if self.promise is None else self.promise.name
 
+    @property
+    def target_ms(self) -> float:
+        return 0.0 if self.promise is None else self.promise.slo.ttft_ms
+
 
 def _summary(
     request: TraceRequest, opened: _Open, progress: Progress, output: TokensOut, deliver_s: float
@@ -374,6 +378,8 @@ def _summary(
         drafted=timings.drafted_tokens,
         accepted=timings.accepted_tokens,
         service_class=request.service_class,
+        slo_class=opened.class_name,
+        ttft_target_ms=opened.target_ms,
         expected_ttft_ms=_expected_ms(opened),
     )
 
@@ -393,6 +399,8 @@ def _refused(request: TraceRequest, opened: _Open, error: str) -> SimulatedReque
         0,
         error=error,
         service_class=request.service_class,
+        slo_class=opened.class_name,
+        ttft_target_ms=opened.target_ms,
     )
 
 
