@@ -71,7 +71,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "drafting/test_engine.py", "communicator/test_shm.py", "plan/test_plan.py", "drafter/test_on_device.py",
+    "drafting/test_engine.py", "tests/test_types.py", "communicator/test_shm.py", "plan/test_plan.py",
+    "drafter/test_on_device.py",
     "step/test_draft_graphs.py", "laws/test_bundled_swaps.py", "attention_kernel/test_triton_aot.py",
     "triton/test_aot.py", "laws/test_exact_swaps.py", "loop/test_clients.py", "attention_kernel/test_triton.py",
     "cli/test_new_plugins.py", "assembly/test_compose.py", "cli/test_plugins.py", "laws/test_constrained.py",
