@@ -359,6 +359,7 @@ def test_what_comes_out_is_plain_json(builtins):
         "calibration",
         "gateway",
         "batches",
+        "slo",
         "execution",
         "overlap",
         "seed",

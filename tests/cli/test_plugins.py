@@ -278,7 +278,7 @@ def test_the_help_of_plugins_lists_its_commands(capsys) -> None:
         ("engine plugins new", ["new"]),
         ("engine plugins new sch", ["scheduler"]),
         ("engine plugins new scheduler ", []),
-        ("engine plugins show ngr", ["ngram"]),
+        ("engine plugins show ngr", ["ngram", "ngrams"]),
         ("engine plugins check quantizer=", ["quantizer=none", "quantizer=int8", "quantizer=fp8"]),
         ("engine plugins check ngram drafter.max_w", ["drafter.max_width="]),
         ("engine plugins check --de", ["--details"]),

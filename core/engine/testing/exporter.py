@@ -130,7 +130,7 @@ class Fed:
 
     def __init__(self, exporter: Exporter, max_draft_tokens: int = MOST_DRAFTS) -> None:
         self.exporter = exporter
-        counters = EngineCounters(max_draft_tokens)
+        counters = EngineCounters(max_draft_tokens, classes=("chat",))
         self._count = counters.add
         if isinstance(exporter, CountersExporter):
             exporter.watch(counters.readings)

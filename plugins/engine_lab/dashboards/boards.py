@@ -114,6 +114,31 @@ REQUESTS = Dashboard(
             ),
         ),
         Row(
+            "Classes",
+            (
+                Panel("First token in time", split(declared.SLO_MET), "reqps"),
+                Panel("First token late, or none", split(declared.SLO_MISSED), "reqps"),
+                Panel("Refused", split(declared.SLO_REFUSED), "reqps"),
+            ),
+        ),
+        Row(
+            "Stored answers",
+            (
+                Panel("Looked up", split(declared.ANSWER_LOOKUPS), "reqps"),
+                Panel("Audited", split(declared.ANSWER_AUDITS), "reqps"),
+                Panel(
+                    "False hits, 95 % interval",
+                    one(gauge(declared.ANSWER_FALSE_RATIO, "max", "bound"), "{{bound}}"),
+                    "percentunit",
+                ),
+                Panel(
+                    "Suspended: too many false hits", one(gauge(declared.ANSWER_SUSPENDED, "max"), "suspended"), "short"
+                ),
+                Panel("Answers", one(gauge(declared.ANSWER_ENTRIES), "answers"), "short"),
+                Panel("What they take", one(gauge(declared.ANSWER_BYTES), "bytes"), "bytes"),
+            ),
+        ),
+        Row(
             "Batches",
             (
                 Panel("Lines that ended", split(declared.BATCH_LINES), "reqps"),
