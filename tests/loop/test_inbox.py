@@ -59,6 +59,23 @@ def test_a_sequence_waits_from_its_arrival_on_though_the_loop_reads_it_after_the
     assert timings["second"] is not None and timings["second"].queue_ms == pytest.approx(STEP_MS)
 
 
+def test_who_closes_its_end_during_a_step_ends_the_loop_without_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    simulation = simulate("overlap=false", in_flight=1, ms=lambda plan: STEP_MS)
+    inbox = Inbox(simulation.device.clock)
+    inbox.put(Submit(request("first")))
+    sent: list[Any] = []
+
+    def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 1:  # the first says how large the pool is
+            inbox.put(None)
+            raise BrokenPipeError
+
+    assert drive(simulation.core, inbox, send)
+    assert len(sent) == 2 and all(isinstance(message, StepOutputs) for message in sent)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_no_sequence_does_not_count_as_waiting() -> None:
     inbox = Inbox()
     inbox.put(Abort(("one",)))

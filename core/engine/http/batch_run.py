@@ -108,7 +108,8 @@ class BatchRun(Server):
 
     def _tell(self, batch: Batch) -> None:
         paused = self.state.batches.runner.paused
-        self._say(paused or f"{batch.completed + batch.failed} of {batch.total} lines")
+        done = f"{batch.completed + batch.failed} of {batch.total} lines" if batch.total else f"reading {self.file}"
+        self._say(paused or done)
 
     def _end(self, batch: Batch, output: Path | None, errors: Path | None) -> int:
         for problem in batch.errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import traceback
 from collections.abc import Callable, Mapping
@@ -38,7 +39,9 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
     try:
         while _receive(core, inbox, send_expert_load):
             if core.has_work:
-                send(core.step())
+                outputs = core.step()
+                with contextlib.suppress(BrokenPipeError):  # whoever closed its end is seen in the inbox next
+                    send(outputs)
     except Exception as error:
         cause = _cause(error)
         if cause != "rank_failed":  # that rank has logged it

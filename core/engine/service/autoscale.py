@@ -55,7 +55,8 @@ def decide(settings: AutoscaleSettings, seen: Figures, memory: Memory) -> tuple[
     if seen.up == 0:
         if not seen.held:
             return None, Memory()
-        return Decision(1, f"{seen.held} request{'s' * (seen.held > 1)} wait for an engine"), Memory()
+        waiting = "1 request waits" if seen.held == 1 else f"{seen.held} requests wait"
+        return Decision(1, f"{waiting} for an engine"), Memory()
     high, low = _too_few(settings, seen), _too_many(settings, seen)
     memory = Memory(_since(memory.high_s, seen, high), _since(memory.low_s, seen, low))
     if seen.up < settings.max and memory.high_s is not None and seen.at_s - memory.high_s >= settings.up_after_s:
