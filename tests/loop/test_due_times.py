@@ -114,3 +114,18 @@ def test_the_least_itl_target_of_those_that_decode_bounds_a_step() -> None:
 
     assert longest(20.0) <= 20.0 < longest(0.0) <= 40.0 < longest(80.0) <= 80.0
     assert longest(20.0, 80.0) <= 20.0
+
+
+def test_no_step_takes_a_large_part_of_a_target() -> None:
+    """Long prompts that share a step would all be late together."""
+    machine = Machine(rows=8, blocks=4000, token_budget=4096, base_ms=5.0, per_token_ms=0.3)
+    scheduler = ChunkedPrefillScheduler(ChunkedPrefillConfig(), build_context(machine.block_size))
+
+    def longest(ttft_ms: float) -> int:
+        simulation = Simulation(scheduler, machine, [Job(float(i), 600, 8, ttft_ms=ttft_ms) for i in range(16)])
+        simulation.run()
+        return max(simulation.step_tokens)
+
+    assert longest(0.0) >= 2 * 600 and longest(60_000.0) >= 2 * 600
+    assert machine.ms(longest(1_000.0)) <= 250.0
+    assert longest(10.0) <= 64 + machine.rows

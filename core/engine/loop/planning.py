@@ -32,6 +32,13 @@ LEAD_FACTOR = 2.0
 and 2, under three times the load, the last had most first tokens in time (``tools/benchmarks/classes.py``)."""
 
 
+STEP_SHARE = 4
+"""While a first token is awaited whose request has a target, no step takes more than such a part of it: those that wait
+for a step, and come with others in the next one, are in time."""
+FEWEST_PROMPT_TOKENS = 64
+"""That there is room for in any step, if ``scheduler.token_budget`` has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Budgets of one step."""
@@ -168,17 +175,33 @@ class Planner:
             num_running=len(self._queues.running),
             free_rows=self._pool.free_rows,
             free_blocks=self._pool.available(),
-            token_budget=self._limits.token_budget,
+            token_budget=self._token_budget(),
             itl_target_ms=self._itl_target_ms(),
             step_cost=self._step_cost(),
             blocks_needed=self._blocks_needed,
             blocks_held=lambda request_id: self._pool.held(self._queues.by_id[request_id]),
         )
 
+    def _token_budget(self) -> int:
+        """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""
+        queues, most = self._queues, self._limits.token_budget
+        if not queues.has_ttft_targets:
+            return most
+        awaited = [
+            s.request.ttft_ms for s in (*queues.waiting, *queues.running) if s.request.ttft_ms and not s.num_outputs
+        ]
+        if not awaited:
+            return most
+        decoding = [s for s in queues.running if s.decodes]
+        tokens = sum(1 + self._num_drafts(s) for s in decoding)
+        beside = StepWork(len(decoding), tokens, sum(s.known for s in decoding))
+        in_time = self._step_cost().tokens_within(min(awaited) / STEP_SHARE, beside)
+        return min(most, tokens + max(in_time, FEWEST_PROMPT_TOKENS))
+
     def _lead_ms(self) -> Callable[[int], float]:
         """How soon the first token of a prompt can come: after the step that runs, and those that compute the prompt
         beside what runs."""
-        cost, running, budget = self._step_cost(), self._queues.running, self._limits.token_budget
+        cost, running, budget = self._step_cost(), self._queues.running, self._token_budget()
         beside = StepWork(len(running), len(running), sum(s.known for s in running))
         now_ms = cost.ms(StepWork(len(running), self._last_tokens, beside.decode_context)) if running else 0.0
 

@@ -31,6 +31,7 @@ class Queues:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
+        self.has_ttft_targets = False
         self.has_itl_targets = False
         """Some request has had one of its own."""
         self._fair = FairQueue()
@@ -41,6 +42,7 @@ class Queues:
     def add(self, sequence: Sequence) -> None:
         """A new request, at the place that its priority, its due time and its start tag give it."""
         self.by_id[sequence.request_id] = sequence
+        self.has_ttft_targets = self.has_ttft_targets or sequence.request.ttft_ms > 0
         self.has_itl_targets = self.has_itl_targets or sequence.request.itl_ms > 0
         sequence.start_tag = self._fair.join(sequence.request.client, sequence.prompt_len)
         sequence.due_s = own_due_s(sequence)
