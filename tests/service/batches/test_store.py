@@ -143,3 +143,17 @@ def test_a_file_goes_once_no_batch_reads_it(tmp_path: Path) -> None:
 def test_a_disk_that_fails_otherwise_is_no_full_disk() -> None:
     with pytest.raises(FileNotFoundError), writing():
         Path("/no/such/file").read_bytes()
+
+
+def test_a_file_that_cannot_be_noted_leaves_no_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    part = store.new_path()
+    part.write_bytes(b"x")
+    store._db.execute("PRAGMA max_page_count=1")
+    with pytest.raises(DiskFull):
+        for _ in range(1000):
+            part.write_bytes(b"x")
+            store.take(part, "t", "n" * 255)
+    known = {file.id for file in store.files("t", None, None, 1000, True)}
+    assert {path.name for path in tmp_path.glob("files/*")} == known
+    store.close()

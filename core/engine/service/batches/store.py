@@ -111,9 +111,13 @@ class Store:
         """Add an uploaded file."""
         file = File(new_id("file-"), tenant, filename, "batch", written.stat().st_size, now())
         written.rename(self.path(file.id))
-        self._sync_folder()
-        with self._transaction():
-            self._put_file(file)
+        try:
+            self._sync_folder()
+            with self._transaction():
+                self._put_file(file)
+        except BaseException:
+            self.path(file.id).unlink(missing_ok=True)
+            raise
         return file
 
     def files(self, tenant: str, purpose: str | None, after: str | None, limit: int, is_ascending: bool) -> list[File]:
