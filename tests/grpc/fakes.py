@@ -76,10 +76,10 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A server on free loopback ports over a scripted engine."""
     settings = {"grpc": GrpcSettings(listen), **server}
-    opened = grpc_transport(ServerSettings(**settings))
+    opened = grpc_transport(ServerSettings(grpc=settings["grpc"]))
     assert opened is not None
     async with (
-        over_http(script, start, [opened], **settings) as found,
+        over_http(script, start, beside=[opened], **settings) as found,
         grpc.aio.insecure_channel(found.server.transports[0].address) as channel,
     ):
         yield Running(channel, found.server, found.client, found.router, found.exporter)
