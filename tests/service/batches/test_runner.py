@@ -220,3 +220,38 @@ async def test_a_line_that_cannot_be_read_again_fails_and_holds_up_no_other(
     (failed,) = bad
     assert failed["custom_id"] == "1" and failed["response"]["status_code"] == 400
     assert "recursion" in failed["response"]["body"]["error"]["message"]
+
+
+@in_loop
+async def test_a_batch_that_two_cancel_at_once_goes_on_once(tmp_path: Path) -> None:
+    begun, tasks = asyncio.Event(), set[Any]()
+
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)  # an engine lets go of it
+        raise AssertionError
+
+    async with bench(tmp_path, answer) as found:
+        begin = found.runner.begin
+
+        def begins(batch: Batch) -> None:
+            begin(batch)
+            tasks.add(found.runner._tasks[batch.id])
+
+        async def slow(function: Callable[[Store], Any]) -> Any:
+            await asyncio.sleep(0.02)
+            return function(found.store)
+
+        found.runner.begin = begins  # type: ignore[method-assign]
+        batch = found.add(3)
+        await begun.wait()
+        cancelled = found.store.cancel(batch.id, "t")
+        found.runner._store = slow
+        await asyncio.gather(*[found.runner.again(cancelled) for _ in range(3)])
+        assert len([task for task in tasks if not task.done()]) == 1
+        ended, _, bad = await found.run(cancelled)
+        assert (ended.status, ended.failed, len(bad)) == ("cancelled", 3, 3)
+        assert found.runner._tasks == {}

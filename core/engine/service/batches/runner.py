@@ -79,7 +79,8 @@ class Runner:
     async def again(self, batch: Batch) -> None:
         """Somebody else has changed the state of a batch: leave what is done for the one before."""
         await self._stop(batch.id)
-        self.begin(batch)
+        if batch.id not in self._tasks:  # where two cancel it, one of them goes on
+            self.begin(batch)
 
     async def close(self) -> None:
         for name in tuple(self._tasks):
@@ -107,7 +108,8 @@ class Runner:
         log.info("batch ends", batch=name, status=batch.status, completed=batch.completed, failed=batch.failed)
         self._waiting.pop(name, None)
         self._tell()
-        self._tasks.pop(name, None)
+        if self._tasks.get(name) is asyncio.current_task():
+            del self._tasks[name]
 
     async def _next(self, batch: Batch) -> Batch:
         """Do what a state asks for; the batch in the next one."""
@@ -123,7 +125,9 @@ class Runner:
                 return await self._keep(lambda store: store.change(name, "in_progress", "finalizing", ends_as=ends_as))
         if batch.ends_as != "completed":
             why = EXPIRED if batch.ends_as == "expired" else CANCELLED
-            await self._keep(lambda store: store.give_up(name, *why))
+            last = 0
+            while last := await self._keep(partial(Store.give_up, name=name, code=why[0], message=why[1], after=last)):
+                pass  # others ask the store meanwhile
         return await self._keep(lambda store: store.finish(name))
 
     async def _validate(self, batch: Batch) -> Batch:
