@@ -76,7 +76,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A server on free loopback ports over a scripted engine."""
     settings = {"grpc": GrpcSettings(listen), **server}
-    opened = grpc_transport(ServerSettings(**settings))
+    opened = grpc_transport(ServerSettings(grpc=settings["grpc"]))
     assert opened is not None
     async with (
         over_http(script, start, beside=[opened], **settings) as found,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
+from engine.contracts.config import AutoscaleSettings, FleetSettings
 from engine.contracts.events import RejectedEvent, RequestEvent
 from engine.contracts.router import ToUrl
 
@@ -271,3 +272,14 @@ async def test_many_calls_that_are_cancelled_leave_nothing() -> None:
         state = server.server.state
         await until(lambda: not state.admission.in_flight and not state.engine.load.sequences)
         assert len({name for name, _ in server.client.aborted}) == len(server.client.requests)
+
+
+@in_loop
+async def test_a_call_waits_for_an_engine_where_there_may_be_none() -> None:
+    fleet = FleetSettings(autoscale=AutoscaleSettings(min=0, max=1))
+    async with running(fleet=fleet) as server:
+        await server.server.state.engine.supervisor.stop()
+        scaling = asyncio.create_task(server.server.state.scaler.run())
+        assert len(tokens_of(await server.generate())) == 12
+        assert server.server.state.admission.in_flight == server.server.state.scaler.held == 0
+        scaling.cancel()

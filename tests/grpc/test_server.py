@@ -138,6 +138,8 @@ def test_where_it_listens(host: str, listen: str, target: str) -> None:
     [
         ({"listen": "nowhere"}, "expected HOST:PORT"),
         ({"listen": ""}, "expected HOST:PORT"),
+        ({"listen": "70000"}, "expected HOST:PORT"),
+        ({"listen": "[::1]:65536"}, "expected HOST:PORT"),
         ({"listen": "http://127.0.0.1:1"}, "expected HOST:PORT"),
         ({"listen": "127.0.0.1:1", "cert": "c"}, "belong together"),
         ({"listen": "127.0.0.1:1", "client_ca": "c"}, "needs server.grpc.cert"),

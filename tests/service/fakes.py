@@ -17,6 +17,7 @@ from engine.contracts.config import (
     BatchSettings,
     ConstraintConfig,
     DrafterConfig,
+    FleetSettings,
     KVAllocatorConfig,
     ModelSettings,
     ParallelismConfig,
@@ -139,9 +140,20 @@ def choice(slot: str, config: SlotConfig) -> SlotChoice:
 NO_BATCHES = BatchSettings(path="none")
 
 
-def make_plan(batches: BatchSettings = NO_BATCHES, slo: SloSettings | None = None, **server: Any) -> EnginePlan:
+def make_plan(
+    batches: BatchSettings = NO_BATCHES,
+    slo: SloSettings | None = None,
+    fleet: FleetSettings | None = None,
+    **server: Any,
+) -> EnginePlan:
     listener = ServerSettings(**{"port": 0, **server})
-    settings = Settings(model=ModelSettings(), batches=batches, server=listener, slo=slo or SloSettings())
+    settings = Settings(
+        model=ModelSettings(),
+        batches=batches,
+        server=listener,
+        slo=slo or SloSettings(),
+        fleet=fleet or FleetSettings(),
+    )
     tiny = build_context(max_len=MAX_LEN).model
     model = replace(tiny, path="unused", name=MODEL, vocab_size=VOCAB, eos_token_ids=(END,))
     return EnginePlan(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from engine.contracts.config import SloClass
 from engine.contracts.request import TokensOut
 from engine.contracts.router import Attempts
 from engine.loop.messages import EngineStats, StepOutputs
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError
 from engine.service.load import Load
+from engine.service.promises import Promise
 
 from .fakes import ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
 from .test_dispatch import BOTH, Fleet, texts
@@ -255,3 +259,24 @@ async def test_counts_return_to_zero_after_any_mix_of_ends() -> None:
                 task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
         assert nothing_is_left(fleet), [engine.load for engine in fleet.engines.values()]
+
+
+@in_loop
+async def test_a_sequence_that_is_aborted_while_it_waits_for_an_engine_is_sent_to_none() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    a, b = (fleet.clients[name] for name in "ab")
+    b.die()
+    a.hold_before = 0
+    job = replace(fleet.job(), promise=Promise("chat", SloClass(200.0, cancel_late=True)))
+    job = replace(job, arrival=replace(job.arrival, received_s=time.monotonic()))
+    fleet.router.decision = BOTH
+    running = asyncio.create_task(texts(fleet, job))
+    await a.holding.wait()
+    a.die()
+    with pytest.raises(ApiError) as failed:
+        await running
+    assert failed.value.code == "late" and nothing_is_left(fleet)
+    await b.start()
+    await asyncio.sleep(0.1)
+    assert b.requests == []

@@ -289,7 +289,7 @@ class GrpcSettings:
             raise ValueError("server.grpc.cert and server.grpc.key belong together: give both, or none")
         if self.client_ca is not None and self.cert is None:
             raise ValueError("server.grpc.client_ca needs server.grpc.cert and server.grpc.key")
-        if self.listen is not None and not _LISTEN.fullmatch(self.listen):
+        if self.listen is not None and not _is_listen(self.listen):
             raise ValueError(
                 f"server.grpc.listen={self.listen}: expected HOST:PORT, [IPV6]:PORT, PORT or unix:PATH, "
                 "for example 127.0.0.1:50051"
@@ -500,6 +500,11 @@ class BatchSettings:
         if self.max_in_flight is not None:
             at_least("batches.max_in_flight", self.max_in_flight, 1)
         at_least("batches.quiet_s", self.quiet_s, 0)
+
+
+def _is_listen(address: str) -> bool:
+    port = address.rpartition(":")[2]
+    return _LISTEN.fullmatch(address) is not None and (address.startswith("unix:") or int(port) <= 65535)
 
 
 def _is_target(url: str) -> bool:

@@ -39,6 +39,7 @@ async def generate(call: Call) -> None:
         trace = trace_context(call.metadata("traceparent"), call.metadata("tracestate"))
         arrival = Arrival(call.received_s, receive_ms, tokenize_ms, trace)
         job = make_job(engine, options, prompts, call.client, arrival, shape, call.caller, promised)
+        await backend.scaler.until_up()
         route = backend.dispatcher.place(job.api)
         if isinstance(route, ToUrl):
             raise unimplemented("The router sends this request to a server of HTTP; ask for it over HTTP.")

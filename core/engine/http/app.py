@@ -112,6 +112,7 @@ def build_app(
         [endpoint.path for endpoint in BATCHED],
         lambda event: bus.publish((event,)),
         settings.max_body_bytes,
+        lambda: state.scaler.is_asleep,
     )
     for engine in engines.values():
         engine.publish_to(bus.publish)

@@ -93,11 +93,7 @@ class Bodies:
             del self._taken_by[client]
 
     def _check_head(self, request: web.Request) -> None:
-        encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise HttpError(
-                415, "Content-Encoding is not supported; send the body as it is.", code="unsupported_encoding"
-            )
+        check_encoding(request)
         if "Origin" in request.headers and request.content_type != "application/json":
             # What a web page can send without asking this server first must not reach it.
             raise HttpError(415, "Content-Type must be application/json.", code="unsupported_media_type")
@@ -122,6 +118,13 @@ class Bodies:
         if size > self._limit:
             message = f"The body is larger than {self._limit} bytes (server.max_body_bytes)."
             raise HttpError(413, message, code="request_too_large")
+
+
+def check_encoding(request: web.Request) -> None:
+    """Raises :class:`HttpError` 415 for a body that is compressed: few bytes may become very many."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise HttpError(415, "Content-Encoding is not supported; send the body as it is.", code="unsupported_encoding")
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from engine.http.errors import error_body, status_of
 from engine.http.state import ServerState
 from engine.service.batches.lines import Answered
 from engine.service.batches.records import Batch
+from engine.service.batches.runner import Grow
 from engine.service.errors import ApiError, bad_request
 from engine.service.keys import Caller
 from engine.service.parsing import ParsedResponses
@@ -38,7 +38,7 @@ class LineAnswers:
         self._state = state
         self._endpoints = {endpoint.path: endpoint for endpoint in BATCHED}
 
-    async def __call__(self, batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def __call__(self, batch: Batch, body: bytes, grow: Grow) -> Answered:
         try:
             return await self._answer(batch, body, grow)
         except ApiError as error:
@@ -50,7 +50,7 @@ class LineAnswers:
             failed = ApiError("failed", "The server failed on this request.", code="internal_error")
             return Answered(500, "", error_body(failed))
 
-    async def _answer(self, batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def _answer(self, batch: Batch, body: bytes, grow: Grow) -> Answered:
         received_s = time.monotonic()
         state, endpoint = self._state, self._endpoints[batch.endpoint]
         engine, client = state.engine, f"batch:{batch.tenant}"
@@ -64,7 +64,11 @@ class LineAnswers:
             raise bad_request(message, "previous_response_id" if options.previous_response_id else "input")
         changed = {"priority": LAST} | ({"store": False} if isinstance(parsed, ParsedResponses) else {})
         options = msgspec.structs.replace(options, **changed)
-        grow(parsed.num_prompts * options.num_choices())
+        sequences = parsed.num_prompts * options.num_choices()
+        if batch.max_sequences is not None and sequences > batch.max_sequences:
+            message = f"The line has {sequences} sequences; its key's tenant may have {batch.max_sequences} at a time."
+            raise bad_request(message, code="key_limit")
+        await grow(sequences)
         prompts = await endpoint.prompts(engine, client, parsed)
         shape = await checked_shape(engine, options)
         arrival = Arrival(received_s, (parsed_s - received_s) * 1e3, (time.monotonic() - parsed_s) * 1e3)
@@ -72,6 +76,7 @@ class LineAnswers:
         promised = promise(state.slo, None, None)
         patient = None if promised is None else promised.patient()
         job = make_job(engine, options, prompts, client, arrival, shape, caller, patient)
+        await state.scaler.until_up()
         route = state.dispatcher.place(job.api)
         if isinstance(route, ToUrl):
             raise bad_request("The router sends this request to another server, where lines of batches do not go.")

@@ -96,7 +96,9 @@ class SequenceRun:
                 if delta is not None:
                     yield delta
         except EngineDead as dead:
-            self._account("error", None)
+            self._account("abort" if self._is_late else "error", None)
+            if self._is_late and self._job.promise is not None:
+                raise late(self._job.promise, "was late") from None
             raise engine_died(dead.cause) from None
         finally:
             if timer is not None:

@@ -92,9 +92,9 @@ class Sending:
         self._sent(engine)
 
     async def _send_soon(self, failure: EngineDead) -> None:
-        """As :meth:`_send`, once another engine takes it."""
+        """As :meth:`_send`, once another engine takes it, unless it is aborted meanwhile."""
         last_s = time.monotonic() + WAIT_S
-        while True:
+        while not self._is_aborted:
             try:
                 return self._send(failure)
             except EngineDead:
@@ -102,6 +102,7 @@ class Sending:
                 if time.monotonic() > last_s or all(engine.is_over for engine in others):
                     raise
             await asyncio.sleep(POLL_S)
+        raise failure
 
     def __aiter__(self) -> AsyncIterator[TokensOut]:
         return self

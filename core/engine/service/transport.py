@@ -11,6 +11,7 @@ from engine.service.bus import EventBus
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle
 from engine.service.keys import Keys
+from engine.service.scaler import Scaler
 
 
 class CannotListen(Exception):
@@ -28,6 +29,7 @@ class Backend(Protocol):
     bus: EventBus
     engines: Mapping[str, EngineHandle]
     dispatcher: Dispatcher
+    scaler: Scaler
 
     @property
     def engine(self) -> EngineHandle:

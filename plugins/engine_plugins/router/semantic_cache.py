@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from engine.contracts.config import at_least, between
+from engine.contracts.config import between
 from engine.contracts.provider import BuildContext
 from engine.contracts.router import Answer, AnswerTally, ApiRequest, EngineView, Route
 from engine.contracts.shares import share_interval
@@ -52,7 +52,7 @@ class SemanticCacheConfig(ResponseCacheConfig):
     """Least cosine of the vectors of two questions, -1 to 1, where 1 is the same direction. The words must be equal
     besides: no value makes this alone decide."""
     max_chars: int = 200
-    """Longer questions are compared with equal ones alone."""
+    """Longer questions are compared with equal ones alone; 10,000 at most: nothing else happens meanwhile."""
     sampled: bool = False
     """Whether requests with a ``temperature`` above 0, which then have a ``seed``, get the answers to similar ones."""
     synonyms: dict[str, list[str]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class SemanticCacheConfig(ResponseCacheConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         between("router.min_similarity", self.min_similarity, -1.0, 1.0)
-        at_least("router.max_chars", self.max_chars, 1)
+        between("router.max_chars", self.max_chars, 1, 10_000)
         for name in ("audit", "max_false", "agreement"):
             between(f"router.{name}", getattr(self, name), 0.0, 1.0)
 

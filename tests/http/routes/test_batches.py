@@ -13,13 +13,14 @@ from typing import Any
 import openai
 import pytest
 
-from engine.contracts.config import BatchSettings
+from engine.contracts.config import AutoscaleSettings, BatchSettings, FleetSettings
 from engine.http.line_answers import LAST
 from engine.http.routes.batches import BatchRequest
 from engine.service.keys import Caller
 from engine.service.protocol import decode
 
 from ...service.fakes import HELLO, MODEL, Script, in_loop, says
+from ...service.test_keys import entry, written
 from ..fakes import Running, running
 from ..test_responses_format import api
 
@@ -223,3 +224,26 @@ async def test_a_server_without_batches_says_so(tmp_path: Path) -> None:
         assert error.value.code == "no_batches"
     async with with_batches(tmp_path), with_batches(tmp_path) as second, api(second) as client:
         await client.files.list()
+
+
+@in_loop
+async def test_a_line_with_more_sequences_than_its_key_allows_fails(tmp_path: Path) -> None:
+    keys = written(tmp_path, [entry("ann", "key-of-ann", max_sequences=2)])
+    async with with_batches(tmp_path / "b", keys=keys) as server, api(server) as anybody:
+        client = anybody.with_options(api_key="key-of-ann")
+        batch = await created(client, line(1, n=3), line(2, n=2), line(3, n=2))
+        done = await until(client, batch.id, "completed")
+        (failed,) = await lines_of(client, done.error_file_id)
+    assert (done.request_counts.completed, failed["custom_id"]) == (2, "n1")
+    assert failed["response"]["body"]["error"]["code"] == "key_limit"
+
+
+@in_loop
+async def test_a_line_starts_an_engine_where_there_is_none(tmp_path: Path) -> None:
+    fleet = FleetSettings(autoscale=AutoscaleSettings(min=0, max=1))
+    async with with_batches(tmp_path, fleet=fleet) as server, api(server) as client:
+        await server.server.state.engine.supervisor.stop()
+        scaling = asyncio.create_task(server.server.state.scaler.run())
+        batch = await created(client, line(1), line(2))
+        assert (await until(client, batch.id, "completed")).request_counts.completed == 2
+        scaling.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 MULTIPART = "Content-Type: multipart/form-data; boundary=x"
+COMPRESSED = f"{MULTIPART}\r\nContent-Encoding: gzip"
+FILE_BYTES = f"Content-Disposition: {FILE}\r\n".encode()
 
 
 @in_loop
@@ -60,6 +63,16 @@ async def test_a_file_is_listed_read_and_deleted(tmp_path: Path) -> None:
         (form((PURPOSE, b"batch"), (FILE, b"x"), (FILE, b"y")), MULTIPART, 400, "unknown_parameter"),
         (form((PURPOSE, b"batch"), ('form-data; name="other"', b"x")), MULTIPART, 400, "unknown_parameter"),
         (form((PURPOSE, b"batch"), (FILE, b"x" * 99))[:-20], MULTIPART, 400, None),
+        (b"--x\r\n" + FILE_BYTES + b"bad header\r\n\r\nx\r\n--x--\r\n", MULTIPART, 400, None),
+        (b"--x\r\n" + FILE_BYTES + b"X: " + b"y" * 20_000 + b"\r\n\r\nx\r\n--x--\r\n", MULTIPART, 400, None),
+        (b"--x\r\n" + FILE_BYTES + b"X: y\r\n" * 500 + b"\r\nx\r\n--x--\r\n", MULTIPART, 400, None),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--x--\r\n',
+            MULTIPART,
+            400,
+            "unknown_parameter",
+        ),
+        (gzip.compress(form((PURPOSE, b"batch"), (FILE, b"x"))), COMPRESSED, 415, "unsupported_encoding"),
         (b"no form at all", MULTIPART, 400, None),
         (b"", "Content-Type: multipart/form-data", 400, None),
         (b"{}", "Content-Type: application/json", 415, "unsupported_media_type"),
@@ -118,3 +131,50 @@ async def test_a_full_disk_refuses_uploads_and_a_client_that_goes_leaves_nothing
             await client.files.create(file=b"x", purpose="batch")
         assert (error.value.status_code, error.value.code) == (503, "disk_full")
         assert [*tmp_path.glob("files/*")] == []
+
+
+@in_loop
+async def test_a_name_that_is_no_utf_8_is_taken_as_far_as_it_is(tmp_path: Path) -> None:
+    async with with_batches(tmp_path) as server:
+        head = FILE_BYTES.replace(b"a.jsonl", b"../\xffa\xed\xa0\x80")
+        status, _, data = await server.post(
+            "/v1/files", b"--x\r\n" + head + b"\r\nx\r\n" + form((PURPOSE, b"batch")), MULTIPART
+        )
+        file = json.loads(data)
+        assert (status, file["filename"]) == (200, "../\ufffda\ufffd\ufffd\ufffd")
+        assert [each.name for each in tmp_path.glob("files/*")] == [file["id"]]
+
+
+@in_loop
+async def test_uploads_that_begin_together_do_not_exceed_what_a_tenant_has(tmp_path: Path) -> None:
+    body = form((FILE, b"x" * 1000), (PURPOSE, b"batch"))
+    head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n{MULTIPART}\r\nContent-Length: {len(body)}\r\n"
+    begun = f"{head}Connection: close\r\n\r\n".encode() + body[:-900]
+    async with with_batches(tmp_path, batches={"total_bytes": 2500}) as server:
+        clients = [await asyncio.open_connection("127.0.0.1", server.server.port) for _ in range(5)]
+        for _, writer in clients:
+            writer.write(begun)
+        while len([*tmp_path.glob("files/*")]) < 5:
+            await asyncio.sleep(0.01)
+        statuses = []
+        for reader, writer in clients:
+            writer.write(body[-900:])
+            statuses.append(int((await reader.read()).split()[1]))
+            writer.close()
+        assert sorted(statuses) == [200, 200, 413, 413, 413]
+        assert len([*tmp_path.glob("files/*")]) == 2 and not server.server.state.batches.uploading.total()
+
+
+@in_loop
+async def test_an_upload_that_stops_between_two_parts_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PART_S", 0.1)
+    body = form((PURPOSE, b"batch"), (FILE, b"x"))
+    head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n{MULTIPART}\r\nContent-Length: {len(body)}\r\n"
+    async with with_batches(tmp_path) as server:
+        for part in (b"--x\r\n", body[: body.index(b"filename")]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
+            writer.write(f"{head}\r\n".encode() + part)
+            assert b" 408 " in await reader.readline()
+            writer.close()

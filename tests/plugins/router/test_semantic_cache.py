@@ -307,7 +307,15 @@ def test_synonyms_and_ignored_words_are_those_of_the_configuration():
 
 
 @pytest.mark.parametrize(
-    "key, value", [("min_similarity", 1.5), ("audit", -0.1), ("max_false", 2.0), ("agreement", 7.0), ("max_chars", 0)]
+    "key, value",
+    [
+        ("min_similarity", 1.5),
+        ("audit", -0.1),
+        ("max_false", 2.0),
+        ("agreement", 7.0),
+        ("max_chars", 0),
+        ("max_chars", 10_001),
+    ],
 )
 def test_values_that_mean_nothing_are_refused(key: str, value: float):
     with pytest.raises(ValueError, match=rf"router\.{key}={value}: expected"):

@@ -81,9 +81,40 @@ async def test_no_line_begins_while_the_engine_queues_or_its_cache_is_half_in_us
 async def test_a_line_of_many_sequences_counts_as_many() -> None:
     async with idle_engine(most=4) as (idle, _, _):
         await idle.enter("a", 3)
-        idle.grow("a", 2)
+        await idle.grow("a", 3, 1, 3)
         assert not await begins(idle, "a", 3) and await begins(idle, "b", 3)
         assert not await begins(idle, "b", 3)
-        idle.grow("a", -2)
-        idle.leave("a")
+        idle.leave("a", 3)
         assert idle.in_flight == 1 and await begins(idle, "a", 3)
+
+
+@in_loop
+async def test_lines_that_grow_wait_for_each_other_and_never_exceed_what_a_tenant_may_have() -> None:
+    async with idle_engine(most=8) as (idle, _, _):
+        for _ in range(4):
+            await idle.enter("a", 4)
+        growing = {asyncio.create_task(idle.grow("a", 4, 1, 3)) for _ in range(4)}
+        for number in range(3):
+            done, growing = await asyncio.wait(growing, return_when=asyncio.FIRST_COMPLETED)
+            assert (len(done), idle.in_flight) == (1, 3)
+            assert not await begins(idle, "a", 4) and await begins(idle, "b", 4)
+            idle.leave("b")
+            if number < 2:
+                idle.leave("a", 3)
+        (last,) = growing
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        assert await begins(idle, "a", 4), "nobody grows any more"
+        idle.leave("a", 4)
+        assert idle.in_flight == 0
+
+
+@in_loop
+async def test_one_line_begins_where_an_engine_starts_for_whoever_comes() -> None:
+    engines = {"default": EngineHandle("default", make_plan(), ScriptedClient(), make_tokenizer())}
+    assert not await begins(Idle(engines, Admission(8), None, 0.0))
+    admission = Admission(8)
+    idle = Idle(engines, admission, None, 0.0, lambda: True)
+    with admission.enter("a client", 1):
+        assert not await begins(idle)
+    assert await begins(idle) and not await begins(idle)

@@ -18,7 +18,7 @@ from engine.service.batches import runner as module
 from engine.service.batches.idle import Idle
 from engine.service.batches.lines import Answered
 from engine.service.batches.records import Batch
-from engine.service.batches.runner import MOST_DISTURBED, MOST_TRIES, Answer, Runner
+from engine.service.batches.runner import MOST_DISTURBED, MOST_TRIES, Answer, Grow, Runner
 from engine.service.batches.store import Store, new_id, now
 from engine.service.errors import ApiError, engine_died
 
@@ -83,8 +83,8 @@ async def bench(folder: Path, answer: Answer, most: int = 4) -> AsyncIterator[Be
         found.store.close()
 
 
-async def yes(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
-    grow(3)
+async def yes(batch: Batch, body: bytes, grow: Grow) -> Answered:
+    await grow(3)
     await asyncio.sleep(0)
     return Answered(200, "r", b"{}")
 
@@ -109,7 +109,7 @@ async def test_lines_of_several_batches_take_turns_within_the_limit(tmp_path: Pa
 async def test_a_full_disk_pauses_all_and_nothing_is_lost(tmp_path: Path) -> None:
     begun = 0
 
-    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
         nonlocal begun
         begun += 1
         if begun == 10:
@@ -133,7 +133,7 @@ async def test_a_full_disk_pauses_all_and_nothing_is_lost(tmp_path: Path) -> Non
 async def test_a_line_under_which_engines_die_fails_alone(tmp_path: Path) -> None:
     tries = 0
 
-    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
         nonlocal tries
         tries += 1
         if tries <= 3:
@@ -150,7 +150,7 @@ async def test_a_line_under_which_engines_die_fails_alone(tmp_path: Path) -> Non
 async def test_what_its_window_was_too_short_for_has_expired(tmp_path: Path) -> None:
     first = asyncio.Event()
 
-    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
         if first.is_set():
             await asyncio.sleep(100)
         first.set()
@@ -166,7 +166,7 @@ async def test_what_its_window_was_too_short_for_has_expired(tmp_path: Path) -> 
 async def test_a_tenant_has_no_more_lines_at_once_than_its_key_allows(tmp_path: Path) -> None:
     most = running = 0
 
-    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
         nonlocal most, running
         running += 1
         most = max(most, running)
@@ -184,10 +184,10 @@ async def test_a_tenant_has_no_more_lines_at_once_than_its_key_allows(tmp_path: 
 async def test_a_line_makes_way_for_clients_but_not_for_ever(tmp_path: Path) -> None:
     begun, ended = 0, asyncio.Event()
 
-    async def answer(batch: Batch, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
         nonlocal begun
         begun += 1
-        grow(2)
+        await grow(2)
         await ended.wait()
         return Answered(200, "r", b"{}")
 
@@ -202,3 +202,56 @@ async def test_a_line_makes_way_for_clients_but_not_for_ever(tmp_path: Path) -> 
         ended.set()
         done, good, _ = await found.run(batch)
         assert (done.completed, len(good), found.idle.in_flight) == (1, 1, 0)
+
+
+@in_loop
+async def test_a_line_that_cannot_be_read_again_fails_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def less_stack(raw: bytes) -> bytes:
+        if b'"1"' in raw:
+            raise RecursionError("maximum recursion depth exceeded")
+        return b"{}"
+
+    monkeypatch.setattr(module, "body_of", less_stack)
+    async with bench(tmp_path, yes) as found:
+        ended, good, bad = await found.run(found.add(3))
+    assert (ended.status, len(good)) == ("completed", 2)
+    (failed,) = bad
+    assert failed["custom_id"] == "1" and failed["response"]["status_code"] == 400
+    assert "recursion" in failed["response"]["body"]["error"]["message"]
+
+
+@in_loop
+async def test_a_batch_that_two_cancel_at_once_goes_on_once(tmp_path: Path) -> None:
+    begun, tasks = asyncio.Event(), set[Any]()
+
+    async def answer(batch: Batch, body: bytes, grow: Grow) -> Answered:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)  # an engine lets go of it
+        raise AssertionError
+
+    async with bench(tmp_path, answer) as found:
+        begin = found.runner.begin
+
+        def begins(batch: Batch) -> None:
+            begin(batch)
+            tasks.add(found.runner._tasks[batch.id])
+
+        async def slow(function: Callable[[Store], Any]) -> Any:
+            await asyncio.sleep(0.02)
+            return function(found.store)
+
+        found.runner.begin = begins  # type: ignore[method-assign]
+        batch = found.add(3)
+        await begun.wait()
+        cancelled = found.store.cancel(batch.id, "t")
+        found.runner._store = slow
+        await asyncio.gather(*[found.runner.again(cancelled) for _ in range(3)])
+        assert len([task for task in tasks if not task.done()]) == 1
+        ended, _, bad = await found.run(cancelled)
+        assert (ended.status, ended.failed, len(bad)) == ("cancelled", 3, 3)
+        assert found.runner._tasks == {}

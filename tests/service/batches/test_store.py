@@ -14,7 +14,7 @@ import pytest
 
 from engine.service.batches.lines import Line, unanswered_line
 from engine.service.batches.records import Batch
-from engine.service.batches.store import DiskFull, InUse, Store, writing
+from engine.service.batches.store import SLICE, DiskFull, InUse, Store, writing
 from engine.service.errors import ApiError
 
 KILLED = """
@@ -143,3 +143,29 @@ def test_a_file_goes_once_no_batch_reads_it(tmp_path: Path) -> None:
 def test_a_disk_that_fails_otherwise_is_no_full_disk() -> None:
     with pytest.raises(FileNotFoundError), writing():
         Path("/no/such/file").read_bytes()
+
+
+def test_a_file_that_cannot_be_noted_leaves_no_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    part = store.new_path()
+    part.write_bytes(b"x")
+    store._db.execute("PRAGMA max_page_count=1")
+    with pytest.raises(DiskFull):
+        for _ in range(1000):
+            part.write_bytes(b"x")
+            store.take(part, "t", "n" * 255)
+    known = {file.id for file in store.files("t", None, None, 1000, True)}
+    assert {path.name for path in tmp_path.glob("files/*")} == known
+    store.close()
+
+
+def test_lines_that_nobody_answers_are_given_up_slice_by_slice_and_each_is_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    batch(store, 2 * SLICE + 3)
+    store.save([("b", 1, True, b"{}"), ("b", 2, False, b"{}"), ("b", 1, False, b"{}")])
+    counted, last = [], 0
+    while last := store.give_up("b", "batch_cancelled", "why", last):
+        found = store.batch("b", "t")
+        counted.append((found.completed, found.failed))
+    assert counted == [(1, SLICE + 1), (1, 2 * SLICE + 1), (1, 2 * SLICE + 2)]
+    store.close()

@@ -7,15 +7,16 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from engine.http.bodies import json_response
+from engine.http.bodies import check_encoding, json_response
 from engine.http.errors import HttpError
 from engine.http.incoming import owner_of, state_of
 from engine.http.paging import limit_of, page
 from engine.service.batches.batches import Batches, disk_full
 from engine.service.batches.records import File
-from engine.service.batches.store import DiskFull, writing
+from engine.service.batches.store import DiskFull, Store, writing
 from engine.service.errors import bad_request
 
 PART_S = 30.0
@@ -29,17 +30,25 @@ async def upload(http: web.Request) -> web.StreamResponse:
     if not http.content_type.startswith("multipart/form-data"):
         message = "Content-Type must be multipart/form-data, with the fields purpose and file."
         raise HttpError(415, message, code="unsupported_media_type")
+    check_encoding(http)
     state, tenant = state_of(http), owner_of(http)
     if (origin := http.headers.get("Origin")) is not None and not {origin, "*"} & {*state.settings.cors_origins}:
         # A web page may send a form without asking this server first.
         raise HttpError(403, "Pages of this origin may not upload (server.cors_origins).", code="foreign_origin")
     batches = state.batches
     path = await batches.call(lambda store: store.new_path())
+
+    def taken(store: Store) -> File:
+        # Others of this tenant may have come to their end meanwhile.
+        if store.bytes_of(tenant) + path.stat().st_size > batches.settings.total_bytes:
+            raise _too_many(batches)
+        return store.take(path, tenant, filename)
+
     try:
         filename, purpose = await _receive(http, batches, tenant, path)
         if purpose != "batch":
             raise bad_request(f"purpose is {purpose[:32]!r}; this server takes 'batch' alone.", "purpose")
-        file = await batches.call(lambda store: store.take(path, tenant, filename))
+        file = await batches.call(taken)
     except DiskFull:
         raise disk_full() from None
     finally:
@@ -51,18 +60,21 @@ async def _receive(http: web.Request, batches: Batches, tenant: str, path: Path)
     """Write the file; its name and purpose."""
     filename, fields = None, dict[str, str]()
     try:
-        async for part in await http.multipart():
+        form = await http.multipart()
+        while (part := await _next(form)) is not None:
             if not isinstance(part, BodyPartReader):
                 raise bad_request("A part of the form has parts itself.")
             if part.name == "file" and filename is None:
-                filename = (part.filename or "file")[:255]
+                filename = _words(part.filename or "file")[:255]
                 await _write(part, batches, tenant, path)
             elif part.name == "purpose":
                 fields["purpose"] = await _text(part)
             else:
-                raise bad_request(f"Unknown field {(part.name or '')[:64]!r}.", part.name, "unknown_parameter")
-    except ValueError as error:
-        raise bad_request(f"The form cannot be read: {str(error)[:200]}.") from None
+                name = _words(part.name or "")[:64]
+                raise bad_request(f"Unknown field {name!r}.", name, "unknown_parameter")
+    except (ValueError, HttpProcessingError) as error:
+        words = error.message if isinstance(error, HttpProcessingError) else str(error)
+        raise bad_request(f"The form cannot be read: {_words(words).strip()[:200]}.") from None
     except TimeoutError:
         raise HttpError(408, f"Nothing came for {PART_S:.0f} s.", code="body_timeout") from None
     for name in ("file", "purpose"):
@@ -90,8 +102,7 @@ async def _write(part: BodyPartReader, batches: Batches, tenant: str, path: Path
                 message = f"The file has more than {settings.max_file_bytes} bytes (batches.max_file_bytes)."
                 raise HttpError(413, message, code="file_too_large")
             if before + batches.uploading[tenant] > settings.total_bytes:
-                message = f"The files have more than {settings.total_bytes} bytes (batches.total_bytes); delete some."
-                raise HttpError(413, message, code="files_too_large")
+                raise _too_many(batches)
             await asyncio.to_thread(write, file, data)
         await asyncio.to_thread(_sync, file)
     finally:
@@ -99,9 +110,24 @@ async def _write(part: BodyPartReader, batches: Batches, tenant: str, path: Path
         await asyncio.to_thread(file.close)
 
 
+def _too_many(batches: Batches) -> HttpError:
+    message = f"The files have more than {batches.settings.total_bytes} bytes (batches.total_bytes); delete some."
+    return HttpError(413, message, code="files_too_large")
+
+
+def _words(text: str) -> str:
+    """Of a header, whose bytes may be no UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _sync(file: BinaryIO) -> None:
     with writing():
         os.fsync(file.fileno())
+
+
+async def _next(form: MultipartReader) -> MultipartReader | BodyPartReader | None:
+    async with asyncio.timeout(PART_S):
+        return await form.next()
 
 
 async def _chunk(part: BodyPartReader, size: int) -> bytes:

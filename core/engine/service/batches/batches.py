@@ -58,8 +58,9 @@ class Batches:
         endpoints: Collection[str],
         publish: Callable[[Event], None],
         most_bytes: int,
+        is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``endpoints``: paths that a batch may have. ``most_bytes``: of one line."""
+        """``endpoints``: paths that a batch may have. ``most_bytes``: of one line. ``is_asleep``: as :class:`Idle`."""
         self.settings = settings
         self.uploading: Counter[str] = Counter()
         """Bytes that are being written, by tenant."""
@@ -68,7 +69,7 @@ class Batches:
         self._endpoints = endpoints
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, "batches")
-        idle = Idle(engines, admission, settings.max_in_flight, settings.quiet_s)
+        idle = Idle(engines, admission, settings.max_in_flight, settings.quiet_s, is_asleep)
         self.runner = Runner(self._call, answer, idle, publish, settings.max_lines, most_bytes)
 
     async def start(self) -> None:

@@ -39,9 +39,11 @@ class CallStore(Protocol):
     async def __call__(self, function: Callable[[Store], T], /) -> T: ...
 
 
-Answer = Callable[[Batch, bytes, Callable[[int], None]], Awaitable[Answered]]
-"""Answers the body of a line of a batch; is told how many sequences that takes. Raises :class:`ApiError` where it could
-not be tried: ``unavailable``, ``overloaded``."""
+Grow = Callable[[int], Awaitable[None]]
+"""Waits until a line may have so many sequences, which are no more than its batch may have."""
+Answer = Callable[[Batch, bytes, Grow], Awaitable[Answered]]
+"""Answers the body of a line of a batch; asks for the sequences that this takes before it begins. Raises
+:class:`ApiError` where it could not be tried: ``unavailable``, ``overloaded``."""
 
 
 class Runner:
@@ -77,7 +79,8 @@ class Runner:
     async def again(self, batch: Batch) -> None:
         """Somebody else has changed the state of a batch: leave what is done for the one before."""
         await self._stop(batch.id)
-        self.begin(batch)
+        if batch.id not in self._tasks:  # where two cancel it, one of them goes on
+            self.begin(batch)
 
     async def close(self) -> None:
         for name in tuple(self._tasks):
@@ -105,7 +108,8 @@ class Runner:
         log.info("batch ends", batch=name, status=batch.status, completed=batch.completed, failed=batch.failed)
         self._waiting.pop(name, None)
         self._tell()
-        self._tasks.pop(name, None)
+        if self._tasks.get(name) is asyncio.current_task():
+            del self._tasks[name]
 
     async def _next(self, batch: Batch) -> Batch:
         """Do what a state asks for; the batch in the next one."""
@@ -121,7 +125,9 @@ class Runner:
                 return await self._keep(lambda store: store.change(name, "in_progress", "finalizing", ends_as=ends_as))
         if batch.ends_as != "completed":
             why = EXPIRED if batch.ends_as == "expired" else CANCELLED
-            await self._keep(lambda store: store.give_up(name, *why))
+            last = 0
+            while last := await self._keep(partial(Store.give_up, name=name, code=why[0], message=why[1], after=last)):
+                pass  # others ask the store meanwhile
         return await self._keep(lambda store: store.finish(name))
 
     async def _validate(self, batch: Batch) -> Batch:
@@ -157,33 +163,38 @@ class Runner:
     async def _run(self, batch: Batch, line: Line, raw: bytes) -> None:
         held, disturbed = 1, 0
 
-        def grow(sequences: int) -> None:
+        async def grow(sequences: int) -> None:
             nonlocal held
-            self._idle.grow(batch.tenant, sequences - held)
+            before, held = held, 0
+            await self._idle.grow(batch.tenant, batch.max_sequences, before, sequences)
             held = sequences
 
         try:
             while True:
-                work = self._answered(batch, line, body_of(raw), grow)
+                work = self._answered(batch, line, raw, grow)
                 try:
                     answered = await (self._idle.undisturbed(work) if disturbed < MOST_DISTURBED else work)
                     break
                 except Disturbed:
                     disturbed += 1
-                grow(1)
-                self._idle.leave(batch.tenant)
+                self._idle.leave(batch.tenant, held)
                 held = 0
                 await self._idle.enter(batch.tenant, batch.max_sequences)
                 held = 1
             await self._save((batch.id, line.number, answered.is_ok, output_line(batch.id, line, answered)))
         finally:  # not before its result is kept: a full disk holds back all lines
             if held:
-                grow(1)
-                self._idle.leave(batch.tenant)
+                self._idle.leave(batch.tenant, held)
         self._waiting[batch.id] -= 1
         self._tell(answered)
 
-    async def _answered(self, batch: Batch, line: Line, body: bytes, grow: Callable[[int], None]) -> Answered:
+    async def _answered(self, batch: Batch, line: Line, raw: bytes, grow: Grow) -> Answered:
+        try:
+            body = body_of(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # it was valid: less stack is left
+            message = f"The line cannot be read: {str(error)[:200]}."
+            failed = {"error": {"message": message, "type": "invalid_request_error"}}
+            return Answered(400, "", msgspec.json.encode(failed))
         tries = 0
         while True:
             try:

@@ -12,6 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,9 +112,13 @@ class Store:
         """Add an uploaded file."""
         file = File(new_id("file-"), tenant, filename, "batch", written.stat().st_size, now())
         written.rename(self.path(file.id))
-        self._sync_folder()
-        with self._transaction():
-            self._put_file(file)
+        try:
+            self._sync_folder()
+            with self._transaction():
+                self._put_file(file)
+        except BaseException:
+            self.path(file.id).unlink(missing_ok=True)
+            raise
         return file
 
     def files(self, tenant: str, purpose: str | None, after: str | None, limit: int, is_ascending: bool) -> list[File]:
@@ -206,18 +211,22 @@ class Store:
         """Of each line (batch, number) whether it went well, and its line of the output. All of them are kept, or none.
         A line that has a result keeps that one."""
         with self._transaction():
+            counted = Counter[tuple[str, bool]]()
             for name, number, is_ok, line in results:
                 query = """INSERT OR IGNORE INTO results SELECT batch, number, ?, ? FROM lines
                     WHERE batch = ? AND number = ?"""
-                if self._db.execute(query, [is_ok, line, name, number]).rowcount:
-                    batch = self._get(name)
-                    counted = {"completed": batch.completed + 1} if is_ok else {"failed": batch.failed + 1}
-                    self._put(msgspec.structs.replace(batch, **counted))
+                counted[name, is_ok] += self._db.execute(query, [is_ok, line, name, number]).rowcount
+            for name in {name for name, _ in counted}:
+                batch = self._get(name)
+                completed, failed = batch.completed + counted[name, True], batch.failed + counted[name, False]
+                self._put(msgspec.structs.replace(batch, completed=completed, failed=failed))
 
-    def give_up(self, name: str, code: str, message: str) -> None:
-        """Lines without a result get one that says why."""
-        while lines := self.open_lines(name):
-            self.save([(name, line.number, False, unanswered_line(name, line, code, message)) for line in lines])
+    def give_up(self, name: str, code: str, message: str, after: int = 0) -> int:
+        """The next lines without a result, by number, get one that says why. Returns the last one; 0: there was
+        none."""
+        lines = self.open_lines(name, after)
+        self.save([(name, line.number, False, unanswered_line(name, line, code, message)) for line in lines])
+        return lines[-1].number if lines else 0
 
     def finish(self, name: str) -> Batch:
         """Write the files of a batch's results, and end it."""
