@@ -13,6 +13,8 @@ import pytest
 
 from engine.contracts.config import SloClass, SloSettings
 from engine.contracts.events import RequestEvent
+from engine.contracts.request import TokensOut
+from engine.loop.messages import EngineStats, StepOutputs
 from engine.service.promises import promise
 
 from ..service.fakes import in_loop
@@ -165,3 +167,17 @@ async def test_a_class_that_has_filled_its_queue_locks_no_other_class_out() -> N
         assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200, 200, 200]
         assert server.server.state.admission.in_flight == 0
         assert await counts(server) == {"met.batch": 2, "met.chat": 1, "refused.batch": 1}
+
+
+@in_loop
+async def test_a_token_that_comes_with_the_end_of_its_time_is_seen_by_nobody() -> None:
+    """The answer is late as a whole: no stream breaks off after its first token."""
+    async with classes() as server:
+        server.client.hold_before, server.client.slow_to_abort = 0, asyncio.Event()
+        answer = asyncio.create_task(server.post(CHAT, chat(stream=True), asks("code")))
+        await server.client.abort_seen.wait()
+        name = server.client.requests[-1].request_id
+        server.client.deliver(StepOutputs((TokensOut(name, (104,)),), (), EngineStats(step=1)))
+        server.client.slow_to_abort.set()
+        status, _, data = await answer
+        assert (status, json.loads(data)["error"]["code"]) == (429, "late")

@@ -78,6 +78,8 @@ class SequenceRun:
         timer = self._cancel_late()
         try:
             async for out in self._stream:
+                if self._is_late and out.finish_reason is None:
+                    continue  # the token that came with the end of its time
                 if timer is not None and out.tokens:
                     timer.cancel()
                 count, begun_s = len(output.tokens), time.monotonic()
