@@ -222,7 +222,8 @@ async def test_simple_questions_go_to_the_small_model_and_the_others_to_the_larg
     def tiered() -> TieredRouter:
         return TieredRouter(TieredConfig(), build_context())
 
-    async with before(small, large, models={"auto": ["small", "large"]}, make_router=tiered) as client:
+    names = {"auto": ["small", "large"], "large": ["large", "small"]}
+    async with before(small, large, models=names, make_router=tiered) as client:
         outcome = await client.ask(model="auto")
         assert (outcome.words, outcome.headers["x-model-reason"]) == (small.words, "short and simple")
         outcome = await client.ask(model="auto", tools=[{"type": "function"}])
@@ -231,6 +232,8 @@ async def test_simple_questions_go_to_the_small_model_and_the_others_to_the_larg
         assert (await client.ask(model="auto", messages=long)).words == large.words
         going_on = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "word " * 2000}]
         assert (await client.ask(model="auto", messages=[*going_on, *long])).words == small.words
+        for fields in ({}, {"tools": [{"type": "function"}]}, {"messages": long}):
+            assert (await client.ask(model="large", **fields)).words == large.words, "a model that is named is asked"
 
 
 # providers

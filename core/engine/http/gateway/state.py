@@ -53,7 +53,7 @@ class GatewayState(ListenerState):
         name, models = self.targets.serving(peeked.model)
         having = {model: [one for one in self.targets.having(model) if one.answers(kind)] for model in models}
         found = {model: targets for model, targets in having.items() if targets}
-        if len(found) > 1:
+        if len(found) > 1 and name not in models:  # who names a model itself has chosen
             views = [_view(model, targets) for model, targets in found.items()]
             request = ModelRequest(request_id, kind, name, peeked.prompt_fields, peeked.fields)
             choice = self.choosing.choose(request, views)
