@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.contracts.request import EngineRequest
-from engine.http import middleware
+from engine.service import keys
 from engine.testing.context import build_context
 from engine_plugins.exporter.config import PrometheusConfig
 from engine_plugins.exporter.prometheus import PrometheusExporter
@@ -180,7 +180,7 @@ async def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
         lengths.append((len(sent), len(key)))
         return hmac.compare_digest(sent, key)
 
-    monkeypatch.setattr(middleware, "hmac", type("Spy", (), {"compare_digest": staticmethod(compare)}))
+    monkeypatch.setattr(keys, "hmac", type("Spy", (), {"compare_digest": staticmethod(compare)}))
     async with running(api_key="hush") as server:
         for key in ("", "h", "hush", "hushh", "x" * 1000):
             status, _, _ = await server.get("/v1/models", f"Authorization: Bearer {key}")

@@ -148,6 +148,7 @@ def terms(rule: Rule) -> Iterator[Term]:
 
 
 @needs_promtool
+@pytest.mark.slow
 def test_prometheus_agrees_on_every_scenario_and_on_every_value(tmp_path: Path):
     (tmp_path / "rules.yml").write_text(rules_file(TABLE))
     checked = subprocess.run(["promtool", "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from engine_plugins.exporter.prometheus import PrometheusExporter
 
 
 def test_samples_of_counters_are_those_of_a_page_for_prometheus():
-    counters = EngineCounters(4)
+    counters = EngineCounters(4, classes=("chat",))
     counters.add(one_of_each())
     page = Fed(PrometheusExporter(PrometheusConfig(), build_context()), 4)
     page.export(one_of_each())
