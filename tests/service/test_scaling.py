@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 
+from engine.contracts.config import SloClass, SloSettings
 from engine.contracts.events import FirstTokenEvent, RejectedEvent
 from engine.contracts.router import ToEngine
 from engine.contracts.step_cost import StepCost
 from engine.counters import fleet as gauges
 from engine.loop.messages import EngineStats, GroupBlocks
 from engine.loop.step_errors import StepCostReport
+from engine.service.engines import EngineHandle
 from engine.service.first_byte import FEWEST
 from engine.service.fleet import may_go
 from engine.service.load import Share
 from engine.service.scaling import class_figures, condition, engine_figures, engine_readings, fleet_figures
 
-from .fakes import in_loop
+from .fakes import ScriptedClient, in_loop, make_plan, make_tokenizer
 from .test_dispatch import Fleet, texts
 
 COST = StepCost(0.0, 1.0, 64)
@@ -108,3 +110,12 @@ async def test_a_first_token_says_when_it_was_expected() -> None:
         await texts(fleet, fleet.job())
     events = fleet.bus.settled(lambda: [each for each in fleet.events if isinstance(each, FirstTokenEvent)])
     assert [event.expected_ms > 0.0 for event in events] == [False] * FEWEST + [True]
+
+
+@in_loop
+async def test_a_class_may_be_called_default() -> None:
+    """What was refused for other reasons is not its own."""
+    plan = make_plan(slo=SloSettings({"default": SloClass(500.0)}))
+    engine = EngineHandle("a", plan, ScriptedClient(), make_tokenizer())
+    engine.count([RejectedEvent(0.0, 429, "late", slo_class="default"), RejectedEvent(0.0, 429, "full")])
+    assert class_figures([engine])["default"].shed == 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf.message import Message
 from grpc import StatusCode
 
 from engine.grpc.errors import GrpcError, unimplemented
@@ -81,15 +80,15 @@ def _structured(params: Any) -> dict[str, Any] | None:
             return {STRUCTURED[name]: getattr(params, name)}
 
 
-def _refuse_others(request: Message) -> None:
+def _refuse_others(request: Any) -> None:
     """Fields of the protocol that ask for what is not served here. Raises :class:`GrpcError`."""
     given = {field.name for field, _ in request.ListFields()}
     if images := given & {"mm_inputs", "extra_mm_inputs", "media_refs"}:
         raise bad_request(f"{min(images)}: this server computes text only, of models that see images, too.")
     if moved := given & {"kv_transfer_params", "kv_transfer_params_json"}:
         raise unimplemented(f"{min(moved)}: keys and values are not handed over between servers.")
-    if "data_parallel_rank" in given and getattr(request, "data_parallel_rank") != 0:  # noqa: B009
+    if "data_parallel_rank" in given and request.data_parallel_rank:
         words = "data_parallel_rank: the server's router chooses the engine; leave it out."
         raise GrpcError(StatusCode.INVALID_ARGUMENT, words, code="invalid_value")
-    if getattr(request, "sampling_params").HasField("truncate_prompt_tokens"):  # noqa: B009
+    if request.sampling_params.HasField("truncate_prompt_tokens"):
         raise unimplemented("truncate_prompt_tokens is not supported; send the prompt as it should be.")

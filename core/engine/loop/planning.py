@@ -107,7 +107,7 @@ class Planner:
         self._clock = clock
         self._next_id = 0
         self._last_tokens = 0
-        """Of the last plan."""
+        """Of the last plan, where requests have targets."""
         self._preempted = 0
         """Preemptions since the last plan."""
         self._draft_ms = 0.0
@@ -394,7 +394,8 @@ class Planner:
             asked_of.append(self._drafting.asked_of(s, asked))
             parts = placed.num_tokens, placed.num_drafts, placed.wants_drafts
             rows.append(s.schedule(self._next_id, *parts, syncs, self._pipelined))
-        self._last_tokens = sum(placed.num_tokens for placed in sketch.placed.values())
+        if self._queues.has_ttft_targets:
+            self._last_tokens = sum(placed.num_tokens for placed in sketch.placed.values())
         plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1

@@ -52,7 +52,7 @@ class EngineHandle:
     load: Load = field(default_factory=Load)
     """What was sent there and has not ended."""
     forecast: Forecast = field(init=False)
-    """Of first tokens, where requests have classes."""
+    """Of first tokens."""
     sendings: set[Leaving] = field(default_factory=set)
     """The sequences of :attr:`load`."""
     draining: bool = False

@@ -113,7 +113,8 @@ def _class_figures(engines: Sequence[EngineHandle], name: str) -> ClassFigures:
         p95_ms = describe([sample for each in samples for sample in each[which]])["p95"]
         return None if p95_ms is None else p95_ms / 1e3
 
-    metric, value = (declared.REJECTED, "429") if name == DEFAULT_CLASS else (declared.SLO_REFUSED, name)
+    has_classes = bool(engines[0].plan.settings.slo.classes)
+    metric, value = (declared.SLO_REFUSED, name) if has_classes else (declared.REJECTED, "429")
     shed = sum(engine.counters.value(metric, value) for engine in engines)
     return ClassFigures(p95_s("expected"), p95_s("observed"), int(shed))
 
