@@ -143,7 +143,7 @@ def simulate(
     simulated = kind(clock, **device)
     settings = CoreSettings(
         max_len=max_len, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,
-        limits=Limits(budget, 0.0, micro_batches), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
+        limits=Limits(budget, 0.0, micro_batches), in_flight=in_flight, eos_token_ids=(), namespace="model", seed=0,
         max_width=max(drafts, bound.drafter.max_width), adaptive_drafts=adaptive,
     )  # fmt: skip
     return Simulation(EngineCore(bound, simulated, settings, clock), simulated, bound.kv_allocator)

@@ -115,8 +115,8 @@ class CoreSettings:
     in_flight: int
     """Steps launched before the first of them is waited for: 1 plain, 2 overlap, more for pipeline stages."""
     eos_token_ids: tuple[int, ...]
-    key_parts: tuple[str, ...]
-    """What cached keys and values depend on beside tokens."""
+    namespace: str
+    """Of block keys: what cached keys and values depend on beside tokens."""
     seed: int
     max_width: int
     """Most drafts per request and step."""
@@ -232,7 +232,7 @@ class EngineCore:
             tokens=list(request.prompt),
         )
         if self._caches and sampling.prompt_logprobs is None:
-            sequence.keys = BlockKeys((*self._settings.key_parts, request.cache_salt), self._settings.block_size)
+            sequence.keys = BlockKeys((self._settings.namespace, request.cache_salt), self._settings.block_size)
         self._queues.add(sequence)
 
     def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:

@@ -11,7 +11,6 @@ from engine.assembly.bind import BoundEngine, DescribedModel
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import check_finite, open_checkpoint
-from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
 from engine.loop.core import CoreSettings, Device, EngineCore
@@ -28,6 +27,7 @@ from engine.startup.checks import check_pool
 from engine.startup.further_ranks import Ranks
 from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
+from engine.startup.namespace import passing_namespace
 from engine.startup.rank import Rank, describe_drafting
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
@@ -166,12 +166,11 @@ def make_core(
     groups: Sequence[KVGroup],
     max_len: int,
     matcher_of: MatcherOf | None = None,
+    namespace: str = "",
 ) -> EngineCore:
     """An engine core around a device. ``groups``: as the allocator was started with; ``matcher_of``: see
-    :class:`EngineCore`."""
+    :class:`EngineCore`; ``namespace``: of block keys, where they outlive this process."""
     scheduler, drafter = plan.scheduler, plan.drafter
-    kv = cached_by(bound.drafter)
-    parts = (plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv))
     of_model = mixtures(bound.graph)
     settings = CoreSettings(
         max_len=max_len,
@@ -187,7 +186,7 @@ def make_core(
         ),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,
-        key_parts=parts,
+        namespace=namespace or passing_namespace(plan),
         seed=plan.settings.seed,
         max_width=drafter.max_width,
         adaptive_drafts=drafter.adaptive,

@@ -225,7 +225,7 @@ def _core(scheduler: Scheduler, machine: Machine, device: _Device, clock: Virtua
     allocator = PlainAllocator(machine.block_size)
     allocator.start(groups)
     settings = CoreSettings(
-        max_len, machine.rows, machine.block_size, groups, vocab_size=1, eos_token_ids=(), key_parts=(), seed=0,
+        max_len, machine.rows, machine.block_size, groups, vocab_size=1, eos_token_ids=(), namespace="", seed=0,
         limits=Limits(machine.token_budget, machine.itl_target_ms, late_s=machine.late_s), in_flight=machine.in_flight,
         max_width=machine.num_draft_tokens, adaptive_drafts=False, calibration=machine,
     )  # fmt: skip

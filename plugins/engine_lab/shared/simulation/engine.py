@@ -224,7 +224,7 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
         ),
         in_flight=plan.in_flight,
         eos_token_ids=(),
-        key_parts=("simulated",),
+        namespace="simulated",
         seed=0,
         max_width=max_width,
         adaptive_drafts=drafting.adaptive,
