@@ -71,7 +71,7 @@ TORCH_FREE = (
     "plugin_guard", "checkpoint", "contracts", "native", "models", "assembly", "cli", "grpc", "http", "service", "loop",
     "kv", "counters",
 )  # fmt: skip
-WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
+WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py", "kv/records.py")
 
 
 def sources(folder: Path) -> list[Path]:
@@ -302,8 +302,8 @@ def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_the_core_knows_no_plugin_by_name():
     """No string constant in the core is the name of a built-in plugin, where a name could be compared."""
     names = {offer.name for offer in discover(PluginSettings(third_party=False)).offers}
-    # words that also mean something else in the core: a library, kernels, a device, a dtype, a key of JSON
-    common = {"none", "torch", "triton", "native", "cpu", "int8", "fp8", "suffix", "prefix"}
+    # words that also mean something else in the core: a library, kernels, a device, a dtype, a side, a key of JSON
+    common = {"none", "torch", "triton", "native", "cpu", "int8", "fp8", "suffix", "prefix", "host"}
     found = {
         f"{relative(file)}:{line} compares with {text!r}"
         for file in sources(CORE)

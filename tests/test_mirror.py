@@ -35,7 +35,6 @@ ELSEWHERE = {
     "engine/kernels/torch/*": "kernels/test_against_transformers.py",
     "engine/kernels/triton/*": "kernels/triton/test_models.py",
     "engine/kernels/triton/quantized/*": "kernels/triton/test_quantized_linear.py",
-    "engine/kv/*": "testing/test_kv_allocator_suite.py",
     "engine/loop/*": "loop/test_clients.py",
     "engine/models/*": "models/test_manifest.py",
     "engine/native/*": "native/test_hostile_cache.py",

@@ -143,6 +143,24 @@ def engine_constraint() -> list[Provider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def engine_kv_store() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer KV stores: where else may keys and values live? Contract: ``engine.contracts.kv_store``.
+
+    .. code-block:: python
+
+        @dataclass(frozen=True)
+        class BucketConfig(SlotConfig):
+            url: str = ""
+
+
+        @hookimpl
+        def engine_kv_store():
+            needs = {"kv_allocator": ("prefix_cache",)}
+            return [Provider("bucket", "engine_mine:Bucket", config=BucketConfig, requires=needs)]
+    """
+
+
+@hookspec
 def engine_embedder() -> list[Provider]:  # type: ignore[empty-body]
     """Offer embedders: what does this text mean? Contract: ``engine.contracts.embedder``.
 

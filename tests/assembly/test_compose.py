@@ -86,7 +86,7 @@ def test_without_overrides_every_slot_is_filled_and_settings_are_the_defaults(bu
     composed = compose([], builtins)
     assert composed.settings == Settings()
     assert tuple(composed.selections) == tuple(SLOTS)
-    assert all(len(composed.selections[slot]) == 1 for slot in SLOTS)
+    assert all(len(composed.selections[slot]) == (slot != "kv_store") for slot in SLOTS)
 
 
 @pytest.mark.parametrize("form", ["+preset=latency", "preset=latency", "++preset=latency", "+preset=[latency]"])
@@ -405,6 +405,11 @@ def test_the_shipped_presets_are_these():
 
 def test_the_baseline_has_everything_off(builtins):
     composed = compose(["+preset=baseline"], builtins)
-    chosen = {slot: picks[0].plugin for slot, picks in composed.selections.items()}
-    assert chosen["scheduler"] == "static" and chosen["kv_allocator"] == "contiguous" and chosen["drafter"] == "none"
+    chosen = {slot: picks[0].plugin for slot, picks in composed.selections.items() if picks}
+    assert (
+        chosen["scheduler"] == "static"
+        and "kv_store" not in chosen
+        and chosen["kv_allocator"] == "contiguous"
+        and chosen["drafter"] == "none"
+    )
     assert composed.settings.overlap is False

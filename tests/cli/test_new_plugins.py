@@ -71,7 +71,8 @@ def folder_of(slot: str, packages: Path) -> Path:
 
 
 def selected(slot: str) -> str:
-    return f"{slot}=[{name_of(slot)}]" if SLOTS[slot].many else f"{slot}={name_of(slot)}"
+    beside = "host," if slot == "kv_store" else ""
+    return f"{slot}=[{beside}{name_of(slot)}]" if SLOTS[slot].many else f"{slot}={name_of(slot)}"
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,11 @@ def ran(request: pytest.FixtureRequest, packages: Path, tmp_path_factory: pytest
     }
     trials = [trial_of(find_offer(f"{slot}={name_of(slot)}", discovered), [], [], []) for slot in tested[SUITE_TEST]]
     (folder / "trials.json").write_bytes(msgspec.json.encode(trials))
-    (folder / "overrides.json").write_text(json.dumps({"plain": [], "ours": [selected(slot) for slot in SLOTS]}))
+    chosen = {  # stores need an allocator that caches, which the new one does not
+        "plain": [selected("kv_store")],
+        "ours": [selected(slot) for slot in SLOTS if slot != "kv_store"],
+    }
+    (folder / "overrides.json").write_text(json.dumps(chosen))
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}

@@ -24,6 +24,7 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
+from engine.contracts.kv_store import KVStore
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.parallelism import Launcher
 from engine.contracts.provider import BuildContext
@@ -71,6 +72,11 @@ class BoundEngine:
     """The whole model, as ``architecture`` recorded it."""
     others: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Plugins of slots that have no field here, by slot."""
+
+    @property
+    def kv_stores(self) -> tuple[KVStore, ...]:
+        """In the order of ``plan.slots["kv_store"]``."""
+        return self.others.get("kv_store", ())
 
     @staticmethod
     def of(

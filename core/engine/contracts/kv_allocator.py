@@ -104,6 +104,10 @@ class Lease:
     first step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it
     out as soon as ``open`` has returned. A lease may end before its copies were made: nobody may find tokens in them
     before the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
+    to_fill: tuple[tuple[int, ...], ...] = ()
+    """Of a lease opened by :meth:`FillingAllocator.open_filling`: by group, the places in :attr:`blocks` whose content
+    the core brings from elsewhere before the first step of this lease. Nobody may find it before the first
+    :meth:`KVAllocator.commit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +178,20 @@ class KVAllocator(Protocol):
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no lease holds."""
+        ...
+
+
+@runtime_checkable
+class FillingAllocator(KVAllocator, Protocol):
+    """An allocator whose blocks may be filled from elsewhere: from records of slot ``kv_store``."""
+
+    def has_block(self, group: int, key: bytes) -> bool:
+        """Whether a block of a group can be found by its key right now."""
+        ...
+
+    def open_filling(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        """As :meth:`KVAllocator.open`, for a prefix of whole blocks, all of which will be there: blocks that are found
+        are taken over, further ones are reserved and are in :attr:`Lease.to_fill`, those that are passed at its end
+        are 0. ``num_cached`` is all of it, ``num_committed`` 0 until the first :meth:`KVAllocator.commit`. ``None``:
+        no room, and nothing changed."""
         ...

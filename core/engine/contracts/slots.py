@@ -26,8 +26,9 @@ from engine.contracts.constraint import Constraint
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.embedder import Embedder
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
-from engine.contracts.kv_allocator import KVAllocator
+from engine.contracts.kv_allocator import FillingAllocator, KVAllocator
 from engine.contracts.kv_format import KVFormat
+from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
 from engine.contracts.parallelism import Launcher
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -93,8 +94,16 @@ SLOTS: dict[str, Slot] = {
         Slot(
             "kv_allocator",
             KVAllocator,
+            (FillingAllocator,),
             config=KVAllocatorConfig,
             suite="engine.testing.kv_allocator:suite_for",
+        ),
+        Slot(
+            "kv_store",
+            KVStore,
+            (MemoryStore, StagedStore),
+            suite="engine.testing.kv_store:suite_for",
+            many=True,
         ),
         Slot(
             "attention_kernel",

@@ -128,6 +128,14 @@ class KVCache:
             return
         torch._foreach_copy_([stored[target] for stored in blocks], [stored[source] for stored in blocks])
 
+    def block_tensors(self, group: int) -> list[Tensor]:
+        """All that the caches of a group hold of blocks, drafters' as well: ``[num_blocks, ...]``, states after blocks
+        among it."""
+        found = [tensor for cache in self.groups.members(group) for tensor in self._own_tensors(cache)]
+        return [
+            tensor for tensor in found if tensor.dim() > 1 and tensor.numel()
+        ]  # scales of heads are the checkpoint's
+
     def _in_blocks(self, caches: Sequence[int]) -> list[Tensor]:
         """``[num_blocks, block_size, ...]``: all that is of single tokens."""
         return [tensor for cache in caches for tensor in self._own_tensors(cache) if tensor.dim() > 2]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
+from engine.contracts.kv_allocator import BlockUsage, FillingAllocator, KVAllocator, KVGroup, Lease, Prefix
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
 
 class CheckedAllocator:
-    """Fulfils :class:`~engine.contracts.kv_allocator.KVAllocator` but for ``start``: the allocator is started already.
+    """Fulfils :class:`~engine.contracts.kv_allocator.KVAllocator` but for ``start``: the allocator is started already;
+    and :class:`~engine.contracts.kv_allocator.FillingAllocator` where the allocator does.
+
     Raises :class:`~engine.plugin_guard.calls.PluginError` for an answer that its contract rules out."""
 
     def __init__(self, allocator: KVAllocator, groups: Sequence[KVGroup], block_size: int) -> None:
@@ -55,6 +57,31 @@ class CheckedAllocator:
             passed, shared = group.num_passed(cached, self._block_size), cached // self._block_size
             self._take("open", at, lease.blocks[at], passed=passed, shared=shared)
         self._check_copy(lease)
+        self._open[id(lease)] = [list(lease.blocks[at]) for at in self._forgetful]
+        return lease
+
+    def has_block(self, group: int, key: bytes) -> bool:
+        assert isinstance(self._allocator, FillingAllocator)
+        return self._allocator.has_block(group, key)
+
+    def open_filling(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        assert isinstance(self._allocator, FillingAllocator)
+        lease = self._allocator.open_filling(request_id, prefix, max_tokens)
+        if lease is None:
+            return None
+        full = prefix.num_tokens // self._block_size
+        for at, group in enumerate(self._groups):
+            first, ids = group.num_passed(prefix.num_tokens, self._block_size), lease.blocks[at]
+            fills = lease.to_fill[at]
+            if len(ids) != full or lease.num_cached != prefix.num_tokens or not {*fills} <= {*range(first, full)}:
+                raise self._broken(
+                    "open_filling", f"returned {quote(lease)}, expected {full} blocks in group {at}, of which those "
+                    f"from {first} on may be filled",
+                )  # fmt: skip
+            for place in fills:
+                if self._holders[at][ids[place]]:
+                    raise self._broken("open_filling", f"fills block {ids[place]}, which another lease holds")
+            self._take("open_filling", at, ids, passed=first, shared=full)
         self._open[id(lease)] = [list(lease.blocks[at]) for at in self._forgetful]
         return lease
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
+from engine.contracts.kv_store import MemoryStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -30,8 +31,10 @@ from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.loop.staging import Staging
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
+from engine.loop.tiers import StoreMoves, Tiers
 from engine.plugin_guard.calls import contract_error, describe_error
 from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
 
@@ -44,6 +47,8 @@ REPORT_EVERY = 64
 """Steps."""
 KEEP_EVERY_S = 300.0
 """Step costs are kept when the engine is idle, no more often than this, and at its end."""
+STORES_S = 5.0
+"""How long stores may take to end what they write, at the engine's end."""
 MOST_FAILED_PROBES = 3
 """Such requests that fail, one after another, before the engine is declared broken."""
 PROBE = EngineRequest(
@@ -145,6 +150,8 @@ class EngineCore:
         self._caches = bound.kv_allocator.caches_prefixes
         self._drafter = bound.drafter
         self._num_unread: Callable[[], int] = int
+        self.wake: Callable[[], None] = lambda: None
+        """Ends a sleep of the loop; may be called from any thread."""
         self._arrivals = 0
         self._steps = 0
         self._failures = 0
@@ -187,6 +194,10 @@ class EngineCore:
             clock,
         )
         self._committer = Committer(self._queues, self._pool, self._publish, clock)
+
+    @property
+    def namespace(self) -> str:
+        return self._settings.namespace
 
     @property
     def max_draft_tokens(self) -> int:
@@ -263,8 +274,33 @@ class EngineCore:
         """Something is queued, running, in flight or waiting to be sent."""
         return bool(self._queues.by_id or self._ledger or self._outputs)
 
+    def keep_records(
+        self, memory: MemoryStore, stores: SequenceOf[StagedStore], num_bytes: SequenceOf[int], store: StoreMoves
+    ) -> None:
+        """From now on find and keep records of blocks in memory, and behind it in further stores. ``num_bytes``: of a
+        record, by group; ``store`` copies blocks to slots."""
+        pool, settings = self._pool, self._settings
+        staging = Staging(memory, stores, num_bytes, self._clock)
+        pool.tiers = Tiers(memory, staging, pool.allocator, settings.groups, settings.block_size, store)
+
+    def take_stored(self) -> None:
+        """See what stores have done."""
+        if self._pool.tiers is not None:
+            self._pool.tiers.poll()
+
+    def rest_s(self) -> float:
+        """How long the loop may sleep until it is woken: 0 unless every request waits for records."""
+        if self._ledger or self._outputs or not self._queues.by_id:
+            return 0.0
+        now = self._clock()
+        reads = [s.read for s in self._queues.by_id.values()]
+        if any(read is None or not read.waits(now) for read in reads):
+            return 0.0
+        return min(read.deadline_s for read in reads if read is not None) - now
+
     def step(self) -> StepOutputs:
         """Launch what can be launched, wait for the oldest step in flight, commit it."""
+        self.take_stored()
         self._step_began_s, self._expected_ms = self._clock(), 0.0
         while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch():
             pass
@@ -461,7 +497,7 @@ class EngineCore:
             self._settings.calibration.keep(self._cost.state())
 
     def reset_prefix_cache(self) -> None:
-        self._pool.allocator.reset_cache()
+        self._pool.reset_cache()
 
     def check_idle(self) -> None:
         """Nobody runs: all rows and blocks must be back. Raises :class:`~engine.plugin_guard.calls.PluginError`."""
@@ -475,6 +511,8 @@ class EngineCore:
             self._drain()
         self._keep_cost()
         self._device.close()
+        if self._pool.tiers is not None:
+            self._pool.tiers.close(STORES_S)
 
 
 def _mix(seed: int, number: int) -> int:

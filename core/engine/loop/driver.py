@@ -21,6 +21,7 @@ from engine.loop.messages import (
     Shutdown,
     StepOutputs,
     Submit,
+    Wake,
 )
 from engine.plugin_guard.calls import by_plugin, describe_error
 
@@ -35,6 +36,7 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
         send(ExpertLoad(dict(expert_load())))
 
     core.count_as_waiting(inbox.unread)
+    core.wake = inbox.wake
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox, send_expert_load):
@@ -62,12 +64,13 @@ def _cause(error: Exception) -> CauseOfDeath:
 def _receive(core: EngineCore, inbox: Inbox, send_expert_load: Callable[[], None]) -> bool:
     """Take in all messages, waiting for one if there is nothing to do. False: stop."""
     wait = not core.has_work
+    rest_s = 0.0 if wait else core.rest_s()
     while True:
         try:
-            message = inbox.get(block=wait)
+            message = inbox.get(wait or rest_s > 0.0, rest_s or None)
         except queue.Empty:
             return True
-        wait = False
+        wait, rest_s = False, 0.0
         match message:
             case Submit(request, arrived_s):
                 core.submit(request, arrived_s)
@@ -77,6 +80,8 @@ def _receive(core: EngineCore, inbox: Inbox, send_expert_load: Callable[[], None
                 core.reset_prefix_cache()
             case ReadExpertLoad():
                 send_expert_load()
+            case Wake():
+                core.take_stored()
             case DeviceFailed(error):
                 raise EngineBroken(error, "rank_failed")
             case Shutdown() | None:

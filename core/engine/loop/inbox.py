@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from engine.contracts.constraint import Grammar
-from engine.loop.messages import Abort, DeviceFailed, Submit, ToEngine
+from engine.loop.messages import Abort, DeviceFailed, Submit, ToEngine, Wake
 
-ToLoop = ToEngine | DeviceFailed | None
+ToLoop = ToEngine | DeviceFailed | Wake | None
 """Messages to the engine, and its own; ``None`` ends the loop like ``Shutdown``."""
 
 
@@ -54,9 +54,13 @@ class Inbox:
             self._messages.put(message)
             self._compiling.discard(message.request.request_id)
 
-    def get(self, block: bool) -> ToLoop:
-        """Raises :class:`queue.Empty` unless it may ``block``."""
-        message = self._messages.get(block=block)
+    def wake(self) -> None:
+        """Ends a sleep of the loop. May be called from any thread."""
+        self._messages.put(Wake())
+
+    def get(self, block: bool, timeout_s: float | None = None) -> ToLoop:
+        """Raises :class:`queue.Empty` unless it may ``block``, or after ``timeout_s``."""
+        message = self._messages.get(block, timeout_s)
         self._num_read += isinstance(message, Submit)
         return message
 

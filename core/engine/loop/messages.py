@@ -199,6 +199,10 @@ class DeviceFailed(msgspec.Struct, frozen=True):
     error: str
 
 
+class Wake(msgspec.Struct, frozen=True):
+    """Of the engine process to itself: a store has done something."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The engine process runs; how its step in hand is getting on, by the engine's own clock."""
 

@@ -21,7 +21,7 @@ from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
-from engine.step.plan import Admit, StepPlan
+from engine.step.plan import Admit, RecordMove, StepPlan
 
 HITS_LOOKED_UP = 64
 """Waiting requests, from the head of the queue, whose prefix hits a scheduler sees; the others show 0."""
@@ -168,7 +168,7 @@ class Planner:
         waiting: tuple[RequestView, ...] = ()
         if admitting and self._pool.free_rows:
             looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_rows)
-            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.admissible()))
+            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._admissible()))
         return SchedulerView(
             running=running,
             waiting=waiting,
@@ -181,6 +181,15 @@ class Planner:
             blocks_needed=self._blocks_needed,
             blocks_held=lambda request_id: self._pool.held(self._queues.by_id[request_id]),
         )
+
+    def _admissible(self) -> list[Sequence]:
+        """Those waiting that may run, less the first of them whose records are on their way."""
+        waiting = self._queues.admissible()
+        if not self._pool.tiers:
+            return waiting
+        cost, now = self._step_cost(), self._clock()
+        staged = {s for s in waiting[:HITS_LOOKED_UP] if self._pool.stages(s, cost, now)}
+        return [s for s in waiting if s not in staged]
 
     def _token_budget(self) -> int:
         """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""
@@ -324,7 +333,8 @@ class Planner:
         if again == 0:
             sequence.num_cached = sequence.scheduled
             if sequence.keys is not None:
-                self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled, sequence.request_id))
+                cached = sequence.scheduled, sequence.request_id, sequence.loaded
+                self._emit(PrefixCacheEvent(now, sequence.prompt_len, *cached))
         sketch.placed[sequence] = Placed(num_tokens)
         return True
 
@@ -387,16 +397,18 @@ class Planner:
         wants_drafts = any(placed.wants_drafts for placed in sketch.placed.values())
         syncs = wants_drafts or any(not s.decodes for s in sketch.placed) or self._drafting.syncs([*sketch.placed])
         admits: list[Admit] = []
+        loads: list[RecordMove] = []
         rows, asked_of = [], []
         for s, placed in sketch.placed.items():
             if not s.is_on_device:
                 admits.append(s.admission())
+                loads += self._pool.loads(s, self._next_id)
             asked_of.append(self._drafting.asked_of(s, asked))
             parts = placed.num_tokens, placed.num_drafts, placed.wants_drafts
             rows.append(s.schedule(self._next_id, *parts, syncs, self._pipelined))
         if self._queues.has_ttft_targets:
             self._last_tokens = sum(placed.num_tokens for placed in sketch.placed.values())
-        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
+        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs, tuple(loads))
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0

@@ -10,10 +10,12 @@ from operator import add, sub
 
 from engine.contracts.kv_allocator import KVAllocator, KVGroup, Lease, Prefix
 from engine.contracts.scheduler import Blocks
+from engine.contracts.step_cost import StepCost
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import Sequence
-from engine.step.plan import BlockCopy
+from engine.loop.tiers import Tiers
+from engine.step.plan import BlockCopy, RecordMove
 
 
 class Pool:
@@ -44,6 +46,8 @@ class Pool:
         self._ledger = ledger
         self._on_row_free = on_row_free
         self._kv_lookahead = kv_lookahead
+        self.tiers: Tiers | None = None
+        """Keys and values beyond the device, once the engine has started."""
         self.blocks_coming = [0] * len(self.groups)
         """By group: upper bound of blocks that become available when steps in flight retire."""
 
@@ -52,26 +56,70 @@ class Pool:
         return len(self._free_rows)
 
     def hit(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that are cached right now."""
-        return self.allocator.match_prefix(self._reusable(sequence))
+        """Tokens of a waiting sequence that are cached right now, in blocks or in records."""
+        return self._match(self._reusable(sequence))
+
+    def stages(self, sequence: Sequence, cost: StepCost, now_s: float) -> bool:
+        """Whether a waiting sequence is to wait on, for records that are on their way."""
+        if self.tiers is None:
+            return False
+        if not sequence.looked:
+            sequence.looked = True
+            sequence.read = self.tiers.stage(self._reusable(sequence, staged=True), cost)
+        return sequence.read is not None and sequence.read.waits(now_s)
+
+    def forget_read(self, sequence: Sequence) -> None:
+        """It waits for no records any more."""
+        if sequence.read is not None and self.tiers is not None:
+            self.tiers.give_up(sequence.read)
+        sequence.read = None
+
+    def _match(self, prefix: Prefix) -> int:
+        found = self.allocator.match_prefix(prefix)
+        return found if self.tiers is None else max(found, self.tiers.reach(prefix))
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the sequence a row and a lease, prefix hit included. False: no free row or blocks."""
         if not self._free_rows:
             return False
-        lease = self.allocator.open(sequence.request_id, self._reusable(sequence), sequence.max_total)
+        prefix = self._reusable(sequence)
+        if self.tiers is not None:
+            found, reach = self.allocator.match_prefix(prefix), self.tiers.reach(prefix)
+            if reach > found:
+                return self._admit_filling(self.tiers, sequence, Prefix(prefix.keys, prefix.tokens, reach), found)
+        lease = self.allocator.open(sequence.request_id, prefix, sequence.max_total)
         if lease is None:
             return False
+        self.forget_read(sequence)
         sequence.admit(heapq.heappop(self._free_rows), lease, self._copies(lease))
         return True
 
-    def _reusable(self, sequence: Sequence) -> Prefix:
-        """What a prefix hit may cover: at least the last token must be computed."""
+    def _admit_filling(self, tiers: Tiers, sequence: Sequence, prefix: Prefix, found: int) -> bool:
+        """With a lease of which some blocks are filled with records; ``found``: tokens that are there without them."""
+        lease = self.allocator.open_filling(sequence.request_id, prefix, sequence.max_total)
+        if lease is None:
+            return False
+        fill = tiers.fill(lease, prefix)
+        self.forget_read(sequence)
+        sequence.admit(heapq.heappop(self._free_rows), lease, fill=fill, loaded=prefix.num_tokens - found)
+        return True
+
+    def loads(self, sequence: Sequence, plan_id: int) -> tuple[RecordMove, ...]:
+        """The records that a plan is to fill into the blocks of a sequence, which are held until it has retired."""
+        fill, sequence.fill = sequence.fill, None
+        if fill is None:
+            return ()
+        self._ledger.after(plan_id, fill.let_go)
+        return fill.moves
+
+    def _reusable(self, sequence: Sequence, staged: bool = False) -> Prefix:
+        """What a prefix hit may cover: at least the last token must be computed. ``staged``: wherever keys and values
+        are."""
         known = len(sequence.tokens)
-        if not self._kv_lookahead:
+        if staged or not self._kv_lookahead:
             return self._prefix(sequence, known - 1)
         # Keys of a drafter that looks ahead were computed from the tokens after theirs, which must be the same, too.
-        same = self.allocator.match_prefix(self._prefix(sequence, known))
+        same = self._match(self._prefix(sequence, known))
         return self._prefix(sequence, max(0, min(known - 1, same - self._kv_lookahead)))
 
     def _prefix(self, sequence: Sequence, num_tokens: int) -> Prefix:
@@ -88,6 +136,7 @@ class Pool:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Undo :meth:`admit` before any plan used it."""
+        self._forget_fill(sequence)
         row_id, lease = sequence.leave()
         assert lease is not None
         self._give_back(row_id, lease)
@@ -142,11 +191,17 @@ class Pool:
     def commit(self, sequence: Sequence) -> None:
         """The first ``computed`` tokens are final and may be shared; blocks that a window has passed are given back."""
         assert sequence.lease is not None
-        self.allocator.commit(sequence.lease, self._prefix(sequence, sequence.computed))
+        prefix = self._prefix(sequence, sequence.computed)
+        moves = self.tiers.unkept(sequence.lease, prefix) if self.tiers is not None else ()
+        self.allocator.commit(sequence.lease, prefix)
+        if moves and self.tiers is not None:
+            self.tiers.keep(moves)  # before a later plan can write to them
 
     def release(self, sequence: Sequence, spoiled: bool = False) -> None:
         """Give back row and lease once the last plan that used them has retired. ``spoiled``: nobody may find its
         blocks by what they should hold."""
+        self._forget_fill(sequence)
+        self.forget_read(sequence)
         row_id, lease = sequence.leave()
         if lease is None:
             return
@@ -158,9 +213,20 @@ class Pool:
             self._give_back(row_id, lease)
             if spoiled:
                 # Its prefix may be shared, and was wrong before anybody noticed: all prefixes are computed again.
-                self.allocator.reset_cache()
+                self.reset_cache()
 
         self._ledger.after(sequence.last_plan, give_back)
+
+    def reset_cache(self) -> None:
+        """Nobody finds what was computed up to now, but in blocks that a lease holds."""
+        self.allocator.reset_cache()
+        if self.tiers is not None:
+            self.tiers.clear()
+
+    def _forget_fill(self, sequence: Sequence) -> None:
+        if sequence.fill is not None:
+            sequence.fill.let_go()
+            sequence.fill = None
 
     def _give_back(self, row_id: int, lease: Lease) -> None:
         self.allocator.release(lease)

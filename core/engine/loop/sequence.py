@@ -10,6 +10,8 @@ from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.kv.block_keys import BlockKeys
 from engine.loop.forcing import Forcing
+from engine.loop.staging import Read
+from engine.loop.tiers import Fill
 from engine.step.plan import Admit, BlockCopy, NewBlocks, RowResult, StepRow
 
 
@@ -43,6 +45,14 @@ class Sequence:
     lease: Lease | None = None
     copies: tuple[BlockCopy, ...] = ()
     """For the device to make: the block of each KV group in which a prefix hit ends. Empty once a plan has them."""
+    fill: Fill | None = None
+    """Records of its prefix, until a plan has them."""
+    read: Read | None = None
+    """Records that are on their way while it waits."""
+    looked: bool = False
+    """Records were looked for since it began to wait."""
+    loaded: int = 0
+    """Tokens of its prefix that were found in records and not in blocks, at its last admission."""
     blocks_sent: list[int] = field(default_factory=list)
     """By KV group: blocks of the lease that the device's block table already has."""
     is_on_device: bool = False
@@ -123,10 +133,13 @@ class Sequence:
 
     # Changes, in the order of a life ------------------------------------------------------------------------------
 
-    def admit(self, row_id: int, lease: Lease, copies: tuple[BlockCopy, ...] = ()) -> None:
+    def admit(
+        self, row_id: int, lease: Lease, copies: tuple[BlockCopy, ...] = (), fill: Fill | None = None, loaded: int = 0
+    ) -> None:
         """Take a row and blocks, of which the first may hold a cached prefix, the last of it once ``copies`` are
-        made."""
+        made, and ``loaded`` tokens of it once ``fill`` is."""
         self.row_id, self.lease, self.copies = row_id, lease, copies
+        self.fill, self.loaded = fill, loaded
         self.drafter_synced = True
         self.scheduled = self.computed = lease.num_cached
 
@@ -211,6 +224,7 @@ class Sequence:
     def reset(self) -> None:
         """Preempted, and row and blocks are given back: everything is computed again."""
         self.num_preemptions += 1
+        self.looked = False
         self.prompt_logprobs.clear()
         self._forget_device()
 

@@ -29,6 +29,7 @@ from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.namespace import passing_namespace
 from engine.startup.rank import Rank, describe_drafting
+from engine.startup.stores import namespace_of, open_stores
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
@@ -115,7 +116,9 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
     check_pool(bound.kv_allocator, rank.groups)
-    core = make_core(plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of)
+    core = make_core(
+        plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of, namespace_of(plan, bound)
+    )
     with rank.phase("warm up"):
         try:
             if plan.device.kind == "cuda":
@@ -126,6 +129,9 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
             check_finite(checkpoint, checkpoint.names - unread_names(bound.graph, checkpoint.names))
             raise
         core.check_idle()
+    if bound.kv_stores:
+        with rank.phase("open KV stores"):
+            open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
     rank.status.doing = ""
     return Engine(core, _describe(rank, ranks, notes), bound, rank.model.expert_load, rank.grammars)

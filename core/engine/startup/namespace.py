@@ -24,6 +24,8 @@ WITHOUT_EFFECT = ("parallelism", "kv_allocator", "scheduler", "constraint")
 """Slots of the engine process whose plugins do not change keys and values."""
 PATH = "path"
 """The setting of a plugin that names a checkpoint of its own."""
+SHIPPED = "auto"
+"""Its value for one in the model's folder."""
 
 
 def lasting_namespace(plan: EnginePlan, drafter_path: Path | None = None) -> str:

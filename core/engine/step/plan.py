@@ -20,6 +20,14 @@ class BlockCopy(msgspec.Struct, frozen=True):
     target: int
 
 
+class RecordMove(msgspec.Struct, frozen=True):
+    """Blocks of a KV group, and the slots of the memory store that hold their records, or will."""
+
+    group: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
 class NewBlocks(msgspec.Struct, frozen=True):
     """Block ids to put into a row's block table of a KV group."""
 
@@ -85,6 +93,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: tuple[StepRow, ...]
     syncs_drafter: bool = True
     """A drafter on the device computes its keys for this step's tokens."""
+    loads: tuple[RecordMove, ...] = ()
+    """Records to fill into blocks, before anything else of it reads or writes keys and values."""
 
     @property
     def num_tokens(self) -> int:

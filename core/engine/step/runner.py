@@ -15,6 +15,7 @@ from engine.kernels.context import ForwardBatch
 from engine.kernels.model import LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
+from engine.kv.records import Records
 from engine.ranks.context_parallel import Dealing
 from engine.ranks.exchange import Exchange
 from engine.sampling.constrained import Watched
@@ -22,7 +23,7 @@ from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import CapturedStep, StepGraphs
-from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
+from engine.step.plan import DeviceBroken, RecordMove, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
 from engine.step.tables import DeviceTables, StepInputs
 
@@ -70,6 +71,8 @@ class ModelRunner:
         self.drafts = drafts
         self.graphs: StepGraphs | None = None
         """Of decode steps, once they are captured."""
+        self.records: Records | None = None
+        """Of the cache, in memory that a store has."""
         self._last: Mark | None = None
         """When the last step was done."""
 
@@ -79,8 +82,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def apply(self, plan: StepPlan) -> None:
-        """Take over the plan's admissions, with the blocks that they copy, new blocks and host drafts."""
+        """Take over the plan's admissions, with the blocks that they copy, records, new blocks and host drafts."""
         self.tables.apply(plan)
+        for move in plan.loads:
+            assert self.records is not None
+            self.records.scatter(move.group, move.slots, move.blocks)
         for admit in plan.admits:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
@@ -282,6 +288,20 @@ class DeviceQueue:
                 raise DeviceBroken(f"the device failed: {error}") from error
 
         return wait
+
+    def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
+        """Queue copies of committed blocks to memory, then call ``done``, from any thread: whether all went well."""
+        self._worker.start(partial(self._store, moves, done))
+
+    def _store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
+        records, well = self._runner.records, False
+        try:
+            assert records is not None
+            for move in moves:
+                records.gather(move.group, move.blocks, move.slots)
+            well = True
+        finally:
+            done(well)
 
     def resume(self) -> None:
         """Execute plans again after a failure has been dealt with."""

@@ -121,10 +121,21 @@ class CachedBlocks:
         self._use(owner)
         return owner != block
 
-    def drop(self, blocks: Sequence[int]) -> None:
-        """Blocks of one lease that nobody may find."""
-        for block in blocks:
+    def let_go(self, block: int) -> None:
+        """A lease ends its hold on a block that the index has."""
+        self._num_leases_of[block] -= 1
+        self._use(block)
+
+    def drop(self, blocks: Sequence[int]) -> list[int]:
+        """A lease ends its hold on blocks past what it has committed. Returns those that nobody may find; the others
+        were found when it was opened."""
+        worthless = [block for block in blocks if block not in self.index]
+        for block in worthless:
             self._num_leases_of[block] = 0
+        for block in reversed(blocks):
+            if block in self.index:
+                self.let_go(block)
+        return worthless
 
     def evict(self, count: int) -> None:
         """Make the ``count`` least recently used cached blocks free."""
@@ -194,6 +205,32 @@ class PrefixCacheAllocator:
             request_id, blocks, num_cached + count if copied else num_cached, sources if copied else None
         )
         self._committed[id(lease)] = kept
+        return lease
+
+    def has_block(self, group: int, key: bytes) -> bool:
+        return self._pools[group].index.find(key) is not None
+
+    def open_filling(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        full = prefix.num_tokens // self._block_size
+        blocks, to_fill = [], []
+        for pool in self._pools:
+            first = pool.group.num_passed(prefix.num_tokens, self._block_size)
+            found = [pool.index.find(prefix.keys[at + 1]) or 0 for at in range(first, full)]
+            for block in held(found):
+                pool.hold(block)
+            blocks.append([0] * first + found)
+            to_fill.append(tuple([at for at in range(first, full) if not blocks[-1][at]]))
+        if any(len(places) > pool.available for pool, places in zip(self._pools, to_fill, strict=True)):
+            for pool, ids in zip(self._pools, blocks, strict=True):
+                for block in reversed(held(ids)):
+                    pool.let_go(block)
+            return None
+        for pool, ids, places in zip(self._pools, blocks, to_fill, strict=True):
+            for at, block in zip(places, pool.take(len(places)), strict=True):
+                ids[at] = block
+        lease = self._leases.add(request_id, tuple(blocks), prefix.num_tokens)
+        lease.num_committed, lease.to_fill = 0, tuple(to_fill)
+        self._committed[id(lease)] = Prefix(prefix.keys, prefix.tokens, 0)
         return lease
 
     def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> tuple[int, ...]:
@@ -297,20 +334,19 @@ class PrefixCacheAllocator:
 
     def _give_back_passed(self, pool: CachedBlocks, blocks: list[int], prefix: Prefix, before: int, now: int) -> None:
         """The blocks that a group passes between two numbers of tokens leave a lease."""
-        places = passed(pool.group, before, now, self._block_size)
+        places = [at for at in passed(pool.group, before, now, self._block_size) if blocks[at]]
         taken = take_out(blocks, places)
         if prefix.keys:
             worthless = [block for block, at in zip(taken, places, strict=True) if pool.give_back(block, prefix, at)]
         else:
-            worthless = taken
-            pool.drop(worthless)
+            worthless = pool.drop(taken)
         pool.free.give(worthless)
 
     def _release(self, pool: CachedBlocks, blocks: Sequence[int], prefix: Prefix) -> None:
         full = prefix.num_tokens // self._block_size
-        pool.drop(held(blocks[full:]))
-        kept = full < len(blocks) and pool.keep_part(blocks[full], prefix, full)
-        worthless = held(blocks[full + kept :])
+        worthless = pool.drop(held(blocks[full:]))
+        if full < len(blocks) and blocks[full] in worthless and pool.keep_part(blocks[full], prefix, full):
+            worthless.remove(blocks[full])
         for at in reversed(range(full)):  # tail first: it is to be evicted first
             if blocks[at] and pool.give_back(blocks[at], prefix, at):
                 worthless.append(blocks[at])

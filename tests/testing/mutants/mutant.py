@@ -18,7 +18,7 @@ from engine.plugin_guard.calls import PluginError
 
 SLOTS = (
     "architecture", "communicator", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter",
-    "scheduler", "constraint", "embedder", "router", "exporter",
+    "scheduler", "constraint", "embedder", "kv_store", "router", "exporter",
 )  # fmt: skip
 """Slots that have mutants: modules of this package."""
 

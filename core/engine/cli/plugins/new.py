@@ -35,9 +35,10 @@ def package_files(slot: str, name: str) -> dict[str, str]:
 
 def _renamed(text: str, slot: str, name: str) -> str:
     """A template's text for a plugin of this name."""
+    beside = "host" if slot == "kv_store" else "prometheus"
     words = {
         "@SLOT@": slot,
-        "@SELECT@": f"{slot}={name}" if not SLOTS[slot].many else f"'{slot}=[prometheus,{name}]'",
+        "@SELECT@": f"{slot}={name}" if not SLOTS[slot].many else f"'{slot}=[{beside},{name}]'",
         "@DIST@": dist_of(name),
         f"{PACKAGE}.{slot}.plugin": f"engine_{name}",
         PLACEHOLDER: name,

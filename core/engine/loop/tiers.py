@@ -1,0 +1,242 @@
+"""Keys and values beyond the device: which records are kept, found and loaded. What a store does with them, the plugins
+of slot ``kv_store`` say.
+
+A record is stored once the step that computed its block is committed, and is filled into a block by the plan that first
+needs it. In between it is bytes in memory of this machine; what a further tier has is brought there while its request
+waits, with no row and no block held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
+from engine.contracts.kv_store import MemoryStore, StagedStore, StoreUsage
+from engine.contracts.step_cost import StepCost, StepWork
+from engine.kv.checked_allocator import CheckedAllocator
+from engine.loop.staging import Read, RecordId, Staging
+from engine.step.plan import RecordMove
+
+StoreMoves = Callable[[Sequence[RecordMove], Callable[[bool], None]], None]
+"""Copies blocks to slots behind the steps that were launched, then calls the function, from any thread: whether all
+went well."""
+
+
+FEWEST_TOKENS = 32
+"""Less than this is computed, not read from a further store."""
+UNKNOWN_S = 5.0
+"""What it takes to compute tokens before any step was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The records that a lease waits for, which are held until they were copied."""
+
+    moves: tuple[RecordMove, ...]
+    let_go: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Blocks that are being stored, with the keys of their records."""
+
+    move: RecordMove
+    keys: tuple[bytes, ...]
+
+
+class Tiers:
+    """Finds records for prefixes, and has new blocks stored."""
+
+    def __init__(
+        self,
+        memory: MemoryStore,
+        staging: Staging,
+        allocator: CheckedAllocator,
+        groups: Sequence[KVGroup],
+        block_size: int,
+        store: StoreMoves,
+    ) -> None:
+        self._memory = memory
+        self._staging = staging
+        self._allocator = allocator
+        self._groups = tuple(groups)
+        self._block_size = block_size
+        self._store = store
+        self._stored: SimpleQueue[tuple[Sequence[Kept], bool]] = SimpleQueue()
+
+    # What is found -----------------------------------------------------------------------------------------------
+
+    def reach(self, prefix: Prefix) -> int:
+        """How many leading tokens, whole blocks, are there in blocks or in memory: of a group that forgets, what a
+        query after them reads."""
+        size = self._block_size
+        most = prefix.num_tokens // size if prefix.keys else 0
+        for group in (group for group in self._groups if not group.forgets):
+            for at in range(most):
+                if not self._has(group.group_id, prefix.keys[at + 1]):
+                    most = at
+                    break
+        while (gap := self._gap(prefix, most)) is not None:
+            most = gap  # any end after it, up to here, needs this block
+        return most * size
+
+    def _gap(self, prefix: Prefix, full: int) -> int | None:
+        size = self._block_size
+        for group in (group for group in self._groups if group.forgets):
+            for at in range(full - 1, group.num_passed(full * size, size) - 1, -1):
+                if not self._has(group.group_id, prefix.keys[at + 1]):
+                    return at
+        return None
+
+    def _has(self, group: int, key: bytes) -> bool:
+        return self._allocator.has_block(group, key) or self._memory.find(group, key) is not None
+
+    # What further stores have ------------------------------------------------------------------------------------
+
+    def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
+        """Begin to bring what a further store has of a prefix, where that is sooner than to compute it. ``None``:
+        nothing to wait for."""
+        if not self._staging.stores or not prefix.keys:
+            return None
+        reach = self.reach(prefix)
+        for number, store in enumerate(self._staging.stores):
+            ids, end = self._lacking(prefix, store)
+            if end - reach < FEWEST_TOKENS:
+                continue
+            compute_s = cost.ms(StepWork.chunk(end - reach, reach)) / 1e3 if cost.num_samples else UNKNOWN_S
+            return self._staging.read(number, ids, compute_s)
+        return None
+
+    def _lacking(self, prefix: Prefix, store: StagedStore) -> tuple[list[RecordId], int]:
+        """What a store has of the records that are needed and not here, and how many tokens are there with them."""
+        size, full = self._block_size, prefix.num_tokens // self._block_size
+
+        def lacks(group: int, at: int) -> bool:
+            return not self._has(group, prefix.keys[at + 1])
+
+        lasting = [group.group_id for group in self._groups if not group.forgets]
+        wanted = [(at, group) for at in range(full) for group in lasting if lacks(group, at)]
+        ids = [(group, prefix.keys[at + 1]) for at, group in wanted]
+        count = store.count(ids)
+        if count < len(ids):
+            full = wanted[count][0]
+        forgetful = [group for group in self._groups if group.forgets]
+        windows: list[RecordId] = []
+        while full:
+            windows, gap = [], None
+            for group in forgetful:
+                for at in range(full - 1, group.num_passed(full * size, size) - 1, -1):
+                    if lacks(group.group_id, at):
+                        windows.append((group.group_id, prefix.keys[at + 1]))
+                        if not store.count(windows[-1:]):
+                            gap = at if gap is None else max(gap, at)
+                            break
+            if gap is None:
+                break
+            full = gap  # any end after it, up to here, needs this block
+        upto = [one for one, (at, _) in zip(ids, wanted, strict=True) if at < full]
+        return upto + windows * bool(full), full * size
+
+    def give_up(self, read: Read) -> None:
+        """Nobody waits for it any more."""
+        self._staging.give_up(read)
+
+    def fill(self, lease: Lease, prefix: Prefix) -> Fill:
+        """What is to be copied into the blocks of a lease. Every record of it was found just now."""
+        moves = []
+        for group, places in enumerate(lease.to_fill):
+            if not places:
+                continue
+            slots = []
+            for at in places:
+                slot = self._memory.find(group, prefix.keys[at + 1])
+                assert slot is not None
+                slots.append(slot)
+            self._memory.hold(group, slots)
+            self._memory.use(group, slots)
+            moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
+
+        def let_go() -> None:
+            for move in moves:
+                self._memory.let_go(move.group, move.slots)
+
+        return Fill(tuple(moves), let_go)
+
+    # What is stored ----------------------------------------------------------------------------------------------
+
+    def unkept(self, lease: Lease, prefix: Prefix) -> list[Kept]:
+        """Room for the blocks that become full when the prefix is committed, and have no record."""
+        first, full = lease.num_committed // self._block_size, prefix.num_tokens // self._block_size
+        before = self._before(prefix, first) if prefix.keys and full > first + 1 else []  # of a prompt
+        for group, slots in enumerate(before):
+            self._memory.use(group, slots)
+            self._memory.hold(group, slots)
+        found = self._rooms(lease, prefix, first, full)
+        for group, slots in enumerate(before):
+            self._memory.let_go(group, slots)
+        return found
+
+    def _before(self, prefix: Prefix, first: int) -> list[list[int]]:
+        """By group: slots with the records of a prefix that are there. Those after them are of no use without them, so
+        they do not make way for them."""
+        keys = prefix.keys[1 : first + 1]
+        found = [[self._memory.find(group.group_id, key) for key in keys] for group in self._groups]
+        return [[slot for slot in slots if slot is not None] for slots in found]
+
+    def _rooms(self, lease: Lease, prefix: Prefix, first: int, full: int) -> list[Kept]:
+        found = []
+        for group, blocks in enumerate(lease.blocks if first < full and prefix.keys else ()):
+            own, slots, keys = [], [], []
+            for at in range(first, full):
+                key = prefix.keys[at + 1]
+                if not blocks[at] or self._memory.find(group, key) is not None:
+                    continue
+                slot = self._memory.room(group, key)
+                if slot is None:
+                    break  # without this record those after it are of no use
+                own.append(blocks[at])
+                slots.append(slot)
+                keys.append(key)
+            if own:
+                found.append(Kept(RecordMove(group, tuple(own), tuple(slots)), tuple(keys)))
+        return found
+
+    def keep(self, new: Sequence[Kept]) -> None:
+        """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
+        self._store([kept.move for kept in new], lambda well: self._stored.put((new, well)))
+
+    def poll(self) -> None:
+        """Take in what other threads have done."""
+        self._staging.poll()
+        while True:
+            try:
+                new, well = self._stored.get_nowait()
+            except Empty:
+                return
+            for kept in new:
+                self._publish(kept, well)
+
+    def _publish(self, kept: Kept, well: bool) -> None:
+        group = kept.move.group
+        for slot, key in zip(kept.move.slots, kept.keys, strict=True):
+            if not well:
+                self._memory.abandon(group, slot)
+                continue
+            self._memory.publish(group, slot)
+            if self._memory.find(group, key) == slot:
+                self._staging.write(group, key, slot)
+
+    def clear(self) -> None:
+        """No record may be found again."""
+        for store in (self._memory, *self._staging.stores):
+            store.clear()
+
+    def usage(self) -> tuple[StoreUsage, ...]:
+        """Tier by tier."""
+        return tuple([store.usage() for store in (self._memory, *self._staging.stores)])
+
+    def close(self, deadline_s: float) -> None:
+        for store in (*self._staging.stores, self._memory):
+            store.close(deadline_s)

@@ -1,0 +1,65 @@
+"""Opens the KV stores of a plan: what their records look like, and which of them is memory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
+from engine.contracts.kv_allocator import FillingAllocator
+from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
+from engine.kv.records import Records
+from engine.loop.core import Device, EngineCore
+from engine.startup.memory.budget import DoesNotFit
+from engine.startup.namespace import SHIPPED, lasting_namespace
+from engine.step.runner import DeviceQueue, ModelRunner
+
+
+def namespace_of(plan: EnginePlan, bound: BoundEngine) -> str:
+    """Of block keys: one that lasts where there are stores. Raises as :func:`lasting_namespace`; empty without any."""
+    if not bound.kv_stores:
+        return ""
+    path = plan.drafter.path
+    return lasting_namespace(plan, None if path in ("", SHIPPED) else Path(bound.context.find_model(path)))
+
+
+def open_stores(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: Device, core: EngineCore) -> None:
+    """Have the core keep records in the plan's stores. Raises :class:`DoesNotFit` for stores that do not go together,
+    or with this plan."""
+    names = [choice.name for choice in plan.slots["kv_store"]]
+    memory = bound.kv_stores[0]
+    if not isinstance(memory, MemoryStore):
+        raise DoesNotFit(
+            f"kv_store=[{','.join(names)}]: {names[0]} has no memory that the device copies from; put one first that "
+            f"has, as in kv_store=[host,{','.join(names)}]"
+        )
+    if not isinstance(device, DeviceQueue):
+        raise DoesNotFit(
+            f"kv_store=[{','.join(names)}] needs an engine of one rank, and this one has {plan.layout.size}; "
+            "use kv_store=[]"
+        )
+    if not isinstance(bound.kv_allocator, FillingAllocator):
+        raise DoesNotFit(
+            f"kv_store=[{','.join(names)}] needs an allocator whose blocks can be filled from elsewhere "
+            f"(FillingAllocator), as those of kv_allocator={plan.choice('kv_allocator').name} cannot; use kv_store=[]"
+        )
+    further = [store for store in bound.kv_stores[1:] if isinstance(store, StagedStore)]
+    if len(further) < len(bound.kv_stores) - 1:
+        raise DoesNotFit(f"kv_store=[{','.join(names)}]: only the first may be memory; use kv_store=[{names[0]}]")
+    records = Records(runner.kv)
+    layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
+    for store in bound.kv_stores:
+        store.open(layout, lambda: core.wake())
+    records.attach([memory.memory(group) for group in range(runner.kv.num_groups)])
+    runner.records = records
+    core.keep_records(memory, further, records.num_bytes, device.store)
+
+
+def _digest(namespace: str, plan: EnginePlan, runner: ModelRunner) -> bytes:
+    """Of the namespace and of how records lie in memory."""
+    groups = runner.kv.groups
+    parts = (namespace, plan.layout, plan.block_size, repr(groups.caches), groups.group_of, str(runner.kv.block_size))
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).digest()

@@ -1,0 +1,30 @@
+"""Where else keys and values live."""
+
+from __future__ import annotations
+
+from engine.contracts.provider import Provider
+from engine.hookspecs import hookimpl
+from engine_plugins.kv_store.disk import DiskConfig
+from engine_plugins.kv_store.host import HostConfig
+
+FILLED = {"kv_allocator": ("prefix_cache",)}
+
+
+@hookimpl
+def engine_kv_store() -> list[Provider]:
+    return [
+        Provider(
+            "host",
+            "engine_plugins.kv_store.host:HostStore",
+            config=HostConfig,
+            requires=FILLED,
+            doc="Blocks that leave the KV pool stay in memory of this machine (LRU).",
+        ),
+        Provider(
+            "disk",
+            "engine_plugins.kv_store.disk:DiskStore",
+            config=DiskConfig,
+            requires=FILLED,
+            doc="Records are files: they survive the server, and are read back while a request waits.",
+        ),
+    ]

@@ -1,0 +1,18 @@
+"""Stores are of two kinds, and the core tells them apart by what they can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.contracts.kv_store import MemoryStore, StagedStore
+
+
+@pytest.mark.parametrize(("name", "is_memory"), [("host", True), ("disk", False)])
+def test_a_built_in_store_is_of_one_kind(name: str, is_memory: bool, tmp_path: Path) -> None:
+    options = [f"kv_store.disk.path={tmp_path / 'kv'}"] if name == "disk" else []
+    (store,) = bind(assemble(["model.path=bundled", "device=cpu", f"kv_store=[{name}]", *options])).kv_stores
+    assert (isinstance(store, MemoryStore), isinstance(store, StagedStore)) == (is_memory, not is_memory)

@@ -1,0 +1,182 @@
+"""Records on their way: who waits, for how long, and what a late, short or missing read comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.contracts.kv_store import RecordLayout, StoreUsage
+from engine.loop.staging import FIRST_RATE, LATEST, Read, Staging
+from engine.testing.context import build_context
+from engine_plugins.kv_store.host import HostConfig, HostStore
+
+SIZE = 1 << 12
+SLOTS = 256
+IDS = [(0, bytes([number]) * 32) for number in range(8)]
+EXPECTED_S = len(IDS) * SIZE / FIRST_RATE
+
+
+class SlowStore:
+    """Reads end when a test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[Sequence[memoryview]] = []
+        self.ended: list[tuple[int, int]] = []
+        self.puts: list[Callable[[], None]] = []
+        self.wanted = True
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        raise AssertionError("it is not opened here")
+
+    def usage(self) -> StoreUsage:
+        return StoreUsage(0, 0, 1)
+
+    def clear(self) -> None:
+        raise AssertionError("nothing is cleared here")
+
+    def close(self, deadline_s: float) -> None:
+        raise AssertionError("nothing is closed here")
+
+    def count(self, ids: Sequence[tuple[int, bytes]]) -> int:
+        return len(ids)
+
+    def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        self.puts += [done] * self.wanted
+        return self.wanted
+
+    def get(self, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> int:
+        self.begun.append(into)
+        return len(self.begun) - 1
+
+    def poll(self) -> Sequence[tuple[int, int]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+class House:
+    """Memory, a slow store, and a clock."""
+
+    def __init__(self) -> None:
+        self.now, self.store = 100.0, SlowStore()
+        self.memory = HostStore(HostConfig(max_bytes=SLOTS * SIZE), build_context())
+        self.memory.open(RecordLayout(bytes(32), (SIZE,)), lambda: None)
+        self.staging = Staging(self.memory, [self.store], [SIZE], lambda: self.now)
+
+    def read(self, compute_s: float = 1.0) -> Read | None:
+        return self.staging.read(0, IDS, compute_s)
+
+    def ends(self, job: int, good: int) -> None:
+        for buffer in self.store.begun[job][:good]:
+            buffer[:] = b"r" * SIZE
+        self.store.ended.append((job, good))
+        self.staging.poll()
+        self.memory.check()
+
+    def found(self) -> int:
+        return sum(self.memory.find(*each) is not None for each in IDS)
+
+    def fill_up(self) -> int:
+        """Write other records as long as there is room. Returns how many."""
+        for number in range(2 * SLOTS):
+            slot = self.memory.room(0, number.to_bytes(32, "big"))
+            if slot is None:
+                return number
+            self.memory.publish(0, slot)
+        return 2 * SLOTS
+
+
+def test_records_that_came_in_time_are_held_until_nobody_waits() -> None:
+    house = House()
+    read = house.read()
+    assert read is not None and read.waits(house.now) and house.found() == 0
+    house.ends(0, len(IDS))
+    assert read.done and not read.waits(house.now) and house.found() == len(IDS)
+    house.fill_up()
+    assert house.found() == len(IDS), "a record that somebody waits for was evicted"
+    house.staging.give_up(read)
+    house.fill_up()
+    assert house.found() == 0
+
+
+def test_what_is_sooner_computed_is_not_read() -> None:
+    house = House()
+    assert house.read(compute_s=0.9 * EXPECTED_S) is None and house.store.begun == []
+    assert house.read(compute_s=1.1 * EXPECTED_S) is not None
+
+
+def test_nobody_waits_longer_than_the_deadline() -> None:
+    house = House()
+    read = house.read(compute_s=2.0)
+    assert read is not None
+    house.now += EXPECTED_S + LATEST * 2.0 - 1e-3
+    assert read.waits(house.now)
+    house.now += 2e-3
+    assert not read.waits(house.now)
+    house.staging.give_up(read)
+    house.ends(0, len(IDS))
+    assert house.found() == len(IDS), "what came late is of use to the next"
+    house.fill_up()
+    assert house.found() == 0, "and held by nobody"
+
+
+def test_a_short_read_is_what_it_has() -> None:
+    house = House()
+    read = house.read()
+    house.ends(0, 3)
+    assert read is not None and read.done and house.found() == 3
+    house.staging.give_up(read)
+
+
+def test_reads_in_flight_are_bounded_and_make_the_next_one_later() -> None:
+    house = House()
+    assert house.read() is not None
+    assert house.read(compute_s=1.5 * EXPECTED_S) is None, "it would wait for the first one"
+    begun = 1
+    while house.read(compute_s=100.0) is not None:
+        begun += 1
+    assert begun * len(IDS) == SLOTS // 4
+    house.ends(0, 0)
+    assert house.read(compute_s=100.0) is not None
+
+
+def test_without_room_nothing_is_read_and_nothing_is_lost() -> None:
+    house = House()
+    house.fill_up()
+    house.memory.hold(0, list(range(SLOTS - 3)))
+    assert house.read() is None and house.store.begun == []
+    house.memory.check()
+
+
+def test_the_rate_is_learnt() -> None:
+    house = House()
+    for job in range(40):
+        read = house.read(compute_s=100.0)
+        assert read is not None
+        house.now += 1.0
+        house.ends(job, len(IDS))
+        house.staging.give_up(read)
+    assert house.read(compute_s=0.9) is None and house.read(compute_s=1.2) is not None
+
+
+def test_a_record_is_held_while_it_is_written_on() -> None:
+    house = House()
+    slot = house.memory.room(*IDS[0])
+    assert slot is not None
+    house.memory.publish(0, slot)
+    house.staging.write(*IDS[0], slot)
+    house.fill_up()
+    assert house.memory.find(*IDS[0]) == slot
+    house.store.puts[0]()
+    house.staging.poll()
+    house.fill_up()
+    assert house.memory.find(*IDS[0]) is None
+
+
+def test_a_record_that_no_store_wants_is_not_held() -> None:
+    house = House()
+    house.store.wanted = False
+    slot = house.memory.room(*IDS[0])
+    assert slot is not None
+    house.memory.publish(0, slot)
+    house.staging.write(*IDS[0], slot)
+    house.fill_up()
+    assert house.memory.find(*IDS[0]) is None

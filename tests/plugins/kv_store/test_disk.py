@@ -1,0 +1,230 @@
+"""Records in files: what is damaged, foreign or gone is a miss, and the folder keeps its bound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.contracts.kv_store import RecordLayout
+from engine.testing.context import build_context
+from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance, RecordId, ids_of, record_of
+from engine_plugins.kv_store import disk
+from engine_plugins.kv_store.disk import DiskConfig, DiskStore
+
+
+class Suite(KVStoreConformance):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(self) -> DiskStore:
+        return DiskStore(DiskConfig(path=str(self.folder), max_bytes=1 << 20), build_context())
+
+
+class TestConformance(KVStoreConformance):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self) -> DiskStore:
+        return DiskStore(DiskConfig(path=str(self.folder), max_bytes=1 << 20), build_context())
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    return Suite(tmp_path)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def file_of(folder: Path, each: RecordId) -> Path:
+    (found,) = folder.rglob(f"{each[1].hex()}-{each[0]}")
+    return found
+
+
+def test_records_outlive_their_store(suite: Suite) -> None:
+    ids, store = ids_of(6), suite.staged()
+    suite.written(store, ids)
+    store.close(1.0)
+    again = suite.staged()
+    assert again.count(ids) == 6 and suite.read(again, ids) == [record_of(each) for each in ids]
+    again.close(1.0)
+
+
+def test_two_stores_on_one_folder_find_what_the_other_has_written(suite: Suite) -> None:
+    ids, one, two = ids_of(6), suite.staged(), suite.staged()
+    suite.written(one, ids)
+    assert two.count(ids) == 6 and suite.read(two, ids) == [record_of(each) for each in ids]
+    one.close(1.0)
+    two.close(1.0)
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 1500)
+
+
+def longer(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def swapped(file: Path) -> None:
+    """The record of another block, whole and with its own checksum."""
+    other = next(each for each in files(file.parents[1]) if each != file and each.stat().st_size == file.stat().st_size)
+    file.write_bytes(other.read_bytes())
+
+
+def linked(file: Path) -> None:
+    kept = file.with_name("kept")
+    file.rename(kept)
+    file.symlink_to(kept)
+
+
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def of_another_format(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[4] += 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [flipped, cut, emptied, swapped, linked, piped, of_another_format, Path.unlink])
+def test_a_file_that_is_not_as_it_was_written_is_a_miss(suite: Suite, spoil: Callable[[Path], None]) -> None:
+    ids, store = ids_of(6), suite.staged()
+    suite.written(store, ids)
+    spoil(file_of(suite.folder, ids[2]))
+    assert suite.read(store, ids) == [record_of(each) for each in ids[:2]]
+    assert store.usage().faults == 1 and store.count(ids) == 2, "it is not tried again"
+    suite.written(store, ids[2:3])
+    assert suite.read(store, ids) == [record_of(each) for each in ids]
+    store.close(1.0)
+
+
+def test_the_folder_keeps_its_bound(suite: Suite) -> None:
+    store = suite.staged()
+    for number in range(12):
+        suite.written(store, ids_of(40, f"text {number}"))
+        assert sum(file.stat().st_blocks * 512 for file in files(suite.folder)) <= (1 << 20) + 80 * 8192
+    usage = store.usage()
+    assert usage.evicted and usage.num_bytes <= usage.most_bytes
+    assert store.count(ids_of(40, "text 11")) == 40 and store.count(ids_of(1, "text 0")) == 0
+    store.close(1.0)
+    again = suite.staged()
+    assert again.usage().num_bytes <= again.usage().most_bytes
+    again.close(1.0)
+
+
+def test_records_of_another_model_make_way_first(suite: Suite) -> None:
+    old = suite.staged(OTHER)
+    for number in range(3):
+        suite.written(old, ids_of(30, f"old {number}"))
+    old.close(1.0)
+    new = suite.staged()
+    for number in range(3):
+        suite.written(new, ids_of(30, f"new {number}"))
+    assert all(new.count(ids_of(30, f"new {number}")) == 30 for number in range(3))
+    left = sum(file.stat().st_blocks * 512 for file in files(suite.folder))
+    assert left <= 1 << 20
+    new.close(1.0)
+
+
+def test_a_full_disk_stops_writes_and_nothing_else(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(8), suite.staged()
+    suite.written(store, ids[:4])
+
+    def full(file: Path, header: bytes, record: memoryview) -> None:
+        file.write_bytes(header)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "_write_file", full)
+    suite.written(store, ids[4:5])
+    assert not store.put(*ids[5], memoryview(record_of(ids[5])), lambda: None), "it goes on writing"
+    assert store.count(ids) == 4 and suite.read(store, ids[:4]) == [record_of(each) for each in ids[:4]]
+    assert store.usage().faults == 1 and len(files(suite.folder)) == 4, "the half file is gone"
+    store.close(1.0)
+
+
+def test_a_folder_that_is_gone_is_a_fault_and_no_crash(suite: Suite) -> None:
+    import shutil
+
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+    shutil.rmtree(suite.folder / LAYOUT.namespace.hex())
+    assert suite.read(store, ids) == []
+    suite.written(store, ids[:1])
+    assert store.usage().faults
+    store.close(1.0)
+
+
+def test_what_a_killed_process_left_is_removed(suite: Suite) -> None:
+    store = suite.staged()
+    store.close(1.0)
+    folder = suite.folder / LAYOUT.namespace.hex()
+    (folder / "new-4194305-7").write_bytes(b"x" * 100)
+    (folder / f"new-{os.getpid()}-7").write_bytes(b"x" * 100)
+    suite.staged().close(1.0)
+    assert [file.name for file in files(folder)] == [f"new-{os.getpid()}-7"]
+
+
+def test_files_are_for_this_user_alone(suite: Suite) -> None:
+    store = suite.staged()
+    suite.written(store, ids_of(4))
+    for path in suite.folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    store.close(1.0)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(ValueError, match=r"kv_store\.disk\.path=.*choose another folder"):
+        Suite(open_to_all).make()
+
+
+def test_what_waits_to_be_written_is_bounded(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "MOST_QUEUED", 3 * LAYOUT.num_bytes[0])
+    store, may_go, done = suite.staged(), threading.Event(), threading.Semaphore(0)
+    write = disk._write_file
+
+    def slow(file: Path, header: bytes, record: memoryview) -> None:
+        assert may_go.wait(LONGEST_S)
+        write(file, header, record)
+
+    monkeypatch.setattr(disk, "_write_file", slow)
+    ids = ids_of(12)[::2]
+    wanted = [store.put(*each, memoryview(record_of(each)), done.release) for each in ids]
+    assert wanted == [True] * 3 + [False] * 3
+    may_go.set()
+    for _ in range(3):
+        assert done.acquire(timeout=LONGEST_S)
+    assert store.count(ids) == 3
+    store.close(1.0)
+
+
+def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
+    ids, store = ids_of(30), suite.staged()
+    for each in ids:
+        store.put(*each, memoryview(record_of(each)), lambda: None)
+    store.close(LONGEST_S)
+    again = suite.staged(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes))
+    assert again.count(ids) == 30
+    again.close(1.0)

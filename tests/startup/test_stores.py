@@ -1,0 +1,36 @@
+"""Which stores go together, and with which engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.assembly.assemble import assemble
+from engine.assembly.errors import AssemblyError
+from engine.startup.build import build_engine
+from engine.startup.stores import namespace_of
+
+COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "exporter=[]"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["kv_store=[disk]", "kv_store.disk.path={folder}"], r"disk has no memory.*kv_store=\[host,disk\]"),
+        (["kv_store=[host]", "parallelism.tp=2"], r"kv_store=\[host\] needs an engine of one rank, and this one has 2"),
+        (["kv_store=[host]", "kv_allocator=paged"], "kv_store=host needs kv_allocator with prefix_cache"),
+        (["kv_store=[host]", "kv_store.host.max_bytes=10"], r"kv_store\.host\.max_bytes=10"),
+        (["kv_store=[hosts]"], "no such kv_store"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises((AssemblyError, ValueError), match=words):
+        build_engine(assemble([*COMMON, *(each.format(folder=tmp_path / "kv") for each in overrides)]))
+
+
+def test_keys_last_only_where_there_are_stores() -> None:
+    from engine.assembly.bind import bind
+
+    plain, kept = assemble(COMMON), assemble([*COMMON, "kv_store=[host]"])
+    assert namespace_of(plain, bind(plain)) == "" and len(namespace_of(kept, bind(kept))) == 64
