@@ -56,7 +56,7 @@ FLEET = msgspec.structs.replace(
     FRAME,
     latency={},
     engines={f"replica-{number}": FRAME for number in range(3)},
-    states={"replica-0": "serving", "replica-1": "restarting", "replica-2": "serving"},
+    states={"replica-0": "ready", "replica-1": "restarting", "replica-2": "ready"},
 )
 
 
@@ -97,7 +97,7 @@ def test_a_fleet_has_a_row_for_each_engine_and_one_that_adds_up(width):
     red = [line for line in lines(width, frame=FLEET, force_terminal=True) if "\x1b[1;31mreplica" in line]
     assert len(red) == 1 and "replica-1" in red[0], "it does not serve"
     assert "not serving: replica-1 (restarting)" in [line.strip() for line in shown]
-    healthy = msgspec.structs.replace(FLEET, states=dict.fromkeys(FLEET.states, "serving"))
+    healthy = msgspec.structs.replace(FLEET, states=dict.fromkeys(FLEET.states, "ready"))
     assert "not serving" not in "".join(lines(width, frame=healthy))
 
 
