@@ -128,7 +128,7 @@ def fleet(frame: frames.Frame) -> Table:
 def not_serving(frame: frames.Frame) -> list[Text]:
     """A line with the engines that take no requests, and why; none where all do."""
     others = [f"{engine} ({state})" for engine, state in frame.states.items() if state != READY]
-    return [Text(f"not serving: {', '.join(others)}", style="bold red", no_wrap=True)] if others else []
+    return [Text(f"not ready: {', '.join(others)}", style="bold red", no_wrap=True)] if others else []
 
 
 def kept(frame: frames.Frame, width: int) -> Table:
