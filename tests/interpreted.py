@@ -187,7 +187,8 @@ class _InterpretedFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         self.files.append(self.path)
         if len(self.files) == 1:
-            self.files += [TESTS / name for name in BESIDE] if self.path.relative_to(TESTS).as_posix() in SHORT else []
+            if self.path.relative_to(TESTS).as_posix() in SHORT:
+                self.files += [TESTS / name for name in BESIDE]
             yield _Interpreted.from_parent(self, name="interpreted", files=self.files, marked="not slow")
         if re.search(r"mark\.slow|parametrize|Conformance", self.path.read_text()):
             slow = _Interpreted.from_parent(self, name="interpreted slow", files=[self.path], marked="slow")
