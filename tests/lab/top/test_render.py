@@ -89,9 +89,7 @@ def test_a_frame_has_all_its_figures(width):
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_fleet_has_a_row_for_each_engine_and_one_that_adds_up(width):
     shown = lines(width, frame=FLEET)
-    rows = [
-        line[line.index("replica-") :].split() for line in shown if "replica-" in line and "not ready" not in line
-    ]
+    rows = [line[line.index("replica-") :].split() for line in shown if "replica-" in line and "not ready" not in line]
     assert [row[:6] for row in rows] == [[f"replica-{at}", "256", "3", "82", "%", "12,345.6"] for at in range(3)]
     assert all({"1,141.4", "9,452.2"} <= set(row) for row in rows)
     red = [line for line in lines(width, frame=FLEET, force_terminal=True) if "\x1b[1;31mreplica" in line]
