@@ -61,6 +61,11 @@ SHORT = (
     "sampling/triton/test_kernels.py",
 )
 """All but the longest: their process takes seconds to start, and one runs them all, at the place of the first."""
+BESIDE = (
+    "step/test_tables.py::test_each_group_has_slots_and_block_tables_of_its_own",
+    "step/test_tables.py::test_captured_steps_of_ranks_that_share_out_tokens_are_filled_as_others_are",
+)
+"""Tests of other files that the process of the short ones runs, too; see ``step/test_graphs_on_triton.py``."""
 GATHERED = pytest.StashKey[list[Path]]()
 """The short ones of a run."""
 
@@ -182,6 +187,8 @@ class _InterpretedFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         self.files.append(self.path)
         if len(self.files) == 1:
+            if self.path.relative_to(TESTS).as_posix() in SHORT:
+                self.files += [TESTS / name for name in BESIDE]
             yield _Interpreted.from_parent(self, name="interpreted", files=self.files, marked="not slow")
         if re.search(r"mark\.slow|parametrize|Conformance", self.path.read_text()):
             slow = _Interpreted.from_parent(self, name="interpreted slow", files=[self.path], marked="slow")

@@ -101,13 +101,19 @@ class Source:
     """A file whose public names are described."""
 
     def __init__(self, file: Path) -> None:
-        self._lines = file.read_text("utf-8")
-        self.tree = ast.parse(self._lines)
+        source = file.read_text("utf-8")
+        self.tree = ast.parse(source)
+        self._lines = source.encode().split(b"\n")
 
     def text(self, node: ast.AST | None) -> str:
         """A piece of the file on one line."""
-        found = "" if node is None else ast.get_source_segment(self._lines, node) or ""
-        return " ".join(found.split())
+        if node is None:
+            return ""
+        first, last = node.lineno - 1, node.end_lineno
+        lines = self._lines[first:last]
+        lines[-1] = lines[-1][: node.end_col_offset]  # offsets count bytes
+        lines[0] = lines[0][node.col_offset :]
+        return " ".join(b"\n".join(lines).decode().split())
 
     @staticmethod
     def doc(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:

@@ -49,7 +49,8 @@ def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(tmp_path: Path, temp
     assert found[0] == found[1] and len(found[0]) == 2
 
 
-@pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [False, True])
 def test_a_captured_chain_has_the_launches_of_an_eager_one(tmp_path: Path, sampled: bool) -> None:
     engine, found = chains(Models(tmp_path), 2, "triton", captured=True), list[list[str]]()
     after = drafts_of(engine.runner)

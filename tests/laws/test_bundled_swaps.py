@@ -101,7 +101,7 @@ def test_greedy_tokens_are_those_of_the_baseline(
     name: str, engines: Callable[..., LLM], reference: Callable[..., Outputs]
 ) -> None:
     llm = engines(*SETS[name])
-    sampling = {"max_tokens": 24, "temperature": 0.0}
+    sampling = {"max_tokens": 16, "temperature": 0.0}
     for _ in range(2):  # the second time, prefixes are cached where there is a cache
         done = llm.generate(prompts(llm, 6), **sampling)
         assert differences([c.tokens for c in done], reference(6, **sampling)) == 0
@@ -141,7 +141,7 @@ def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching:
 
 def test_preempted_requests_continue_with_the_same_tokens(engines: Callable[..., LLM]) -> None:
     """Eight requests that grow beyond the pool."""
-    sampling = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
+    sampling = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
     roomy, tight = engines("+preset=baseline"), engines(*SETS["preempted"])
     short = [p[:64] for p in prompts(roomy, 18) if len(p) >= 64][:8]
     assert len(short) == 8

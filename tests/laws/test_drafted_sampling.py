@@ -146,6 +146,7 @@ def test_a_bias_of_two_percent_shows(paths: Paths, drafter: str, name: str, monk
     check_biased(paths, (drafter, (PARAMS[name],), (False, True)), NUM_TOKENS, monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_test_is_fair_to_what_follows_the_model() -> None:
     """For tokens drawn by numpy its p-values lie below a tenth in about a tenth of all cases, and seldom near 0."""
     rng = np.random.default_rng(4)

@@ -24,6 +24,7 @@ from engine.testing.paged_loop import PagedLoop, loaded
 from engine.testing.ranks import Ranks, compare, logits, steps_of
 from tests.laws.test_ranks import DRIFT, TYPICAL
 from tests.needs import needs_compiler
+from tests.selection import few
 
 FAMILIES = {"Qwen3MoeForCausalLM": False, "GptOssForCausalLM": True}
 """Whether the checkpoint has all experts of a layer in one tensor."""
@@ -52,6 +53,7 @@ def skewed(graph: Graph) -> ExpertLoad:
     return {layer: [int(1000 * chance.random() ** 4) for _ in range(count)] for layer, count in sizes}
 
 
+@few(4)
 @pytest.mark.parametrize("layout", ["ep 2", "tp 4 x ep 2"])
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 def test_ranks_with_experts_by_load_choose_the_tokens_of_one(

@@ -53,7 +53,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("family", "name", "layout", "overrides"), CASES)
 def test_ranks_that_share_out_tokens_say_what_one_rank_says(
     family: type[Family], name: str, layout: tuple[str, ...], overrides: tuple[str, ...], checkpoints: Any

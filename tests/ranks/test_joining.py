@@ -176,7 +176,7 @@ def test_a_worker_says_what_it_waits_for_where_nobody_is_and_where_nobody_answer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said, has_complained = list[str](), threading.Event()
-    monkeypatch.setattr("engine.startup.worker._say", lambda what: (said.append(what), has_complained.set()))
+    monkeypatch.setattr("engine.startup.worker.say", lambda what: (said.append(what), has_complained.set()))
     monkeypatch.setattr("engine.startup.worker.SILENCE_S", 0.01)
     nowhere = f"127.0.0.1:{free_port()}"
     assert join(nowhere, seconds=0.1) is None

@@ -29,7 +29,7 @@ def test_processes_say_what_threads_say_to_the_bit(layout: str, name: str) -> No
         llm = LLM("bundled", overrides=[*COMMON, *SETS[name], *where, *LAYOUTS[layout]])
         try:
             found.append(
-                [[(one.tokens, one.logprobs, one.prompt_logprobs) for one in each] for each in outputs(llm, *ASKED[:2])]
+                [[(one.tokens, one.logprobs, one.prompt_logprobs) for one in each] for each in outputs(llm, ASKED[1])]
             )
             ranks, pid = llm.info.ranks, os.getpid()
         finally:

@@ -77,7 +77,7 @@ def alone() -> Iterator[Callable[[str], list[list[Completion]]]]:
     yield get
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("layout", "name"), PAIRS)
 def test_several_ranks_say_what_one_rank_says(layout: str, name: str, alone: Any) -> None:
     expected = alone(name)

@@ -176,4 +176,4 @@ async def test_what_came_of_stored_answers_is_published_after_each_job() -> None
         router.said = said
         assert await texts(fleet, fleet.job()) == ["I am b"]
     events = fleet.bus.settled(lambda: list(fleet.events))
-    assert [event.hits for event in events if isinstance(event, StoredAnswersEvent)] == [1, 5]
+    assert [event.tally.hits for event in events if isinstance(event, StoredAnswersEvent)] == [1, 5]

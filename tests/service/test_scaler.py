@@ -47,19 +47,19 @@ def states(engines: Engines) -> list[str]:
 @in_loop
 async def test_engines_come_and_go_with_the_load_and_each_change_says_why() -> None:
     async with scaled(1, 2) as (engines, fleet, scaler):
-        assert (states(engines), fleet.desired, fleet.reason) == (["serving", "stopped"], 1, "as started")
+        assert (states(engines), fleet.desired, fleet.reason) == (["ready", "stopped"], 1, "as started")
         shares = [Share(engines.engines["a"].load, 10, 0) for _ in range(32)]
         assert scaler.look(0.0) is None and scaler.look(1.0) is not None
         assert fleet.change is not None and fleet.change.reason == fleet.reason == "no row or KV block left for 1 s"
         assert scaler.look(1.1) is None, "one change at a time"
         assert await done(fleet.change) == [("b", "restarting"), ("b", "ready")]
-        assert (states(engines), fleet.desired) == (["serving", "serving"], 2)
+        assert (states(engines), fleet.desired) == (["ready", "ready"], 2)
         for share in shares:
             share.end()
         for now_s, changes in ((2.0, False), (6.9, False), (7.0, True)):
             assert (scaler.look(now_s) is not None) is changes
         await done(fleet.change)
-        assert (states(engines), fleet.reason) == (["serving", "stopped"], "idle for 5 s")
+        assert (states(engines), fleet.reason) == (["ready", "stopped"], "idle for 5 s")
 
 
 @in_loop
@@ -68,9 +68,9 @@ async def test_the_engine_that_goes_is_the_one_that_is_missed_least() -> None:
         await done(fleet.scale(2, "for a test"))
         Share(engines.engines["b"].load, 10, 0)
         await done(fleet.scale(1, "for a test"))
-        assert states(engines) == ["stopped", "serving"]
+        assert states(engines) == ["stopped", "ready"]
         await done(fleet.scale(2, "for a test"))
-        assert states(engines) == ["serving", "serving"]
+        assert states(engines) == ["ready", "ready"]
 
 
 @in_loop
@@ -82,7 +82,7 @@ async def test_requests_wait_for_an_engine_where_there_may_be_none() -> None:
         decision = scaler.look(time.monotonic())
         assert decision is not None and decision.reason == "3 requests wait for an engine"
         await asyncio.gather(*waiting)
-        assert (scaler.held, scaler.is_asleep, states(engines)) == (0, False, ["serving"])
+        assert (scaler.held, scaler.is_asleep, states(engines)) == (0, False, ["ready"])
         await scaler.until_up()
 
 

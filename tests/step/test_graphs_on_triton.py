@@ -18,9 +18,11 @@ def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None
     assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims, marked="") == 8
 
 
+@pytest.mark.slow
 @starts_interpreter
 def test_the_kernel_that_fills_a_step_fills_it_for_every_kv_group() -> None:
-    """Groups whose tokens ranks share out included."""
+    """Groups whose tokens ranks share out included. The default run has a case of each test, with other interpreted
+    tests: see ``tests/interpreted.py``."""
     claims = "each_group or share_out_tokens"
     assert run_interpreted(Path(__file__).with_name("test_tables.py"), select=claims, marked="") == 7
 

@@ -75,6 +75,7 @@ def test_the_text_of_a_stream(body: bytes) -> None:
 NPM_CLIENT = "openai@6.49.0"
 
 
+@pytest.mark.slow
 def test_the_official_client_for_javascript_gets_what_it_asks_for(tmp_path: Path) -> None:
     """Where npm is there and may install."""
     npm = shutil.which("npm")

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from engine.contracts.request import FinishReason
+from engine.contracts.router import AnswerTally
 
 DEFAULT_ENGINE = "default"
 """The id of the engine of a server that has one."""
@@ -283,18 +284,10 @@ class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class StoredAnswersEvent(msgspec.Struct, frozen=True, tag="stored_answers"):
-    """What came of stored answers since the start: :class:`engine.contracts.router.AnswerTally`."""
+    """What came of stored answers since the start."""
 
     at_s: float
-    hits: int = 0
-    similar_hits: int = 0
-    misses: int = 0
-    audits: int = 0
-    false_hits: int = 0
-    false_rate: tuple[float, float] = (0.0, 1.0)
-    entries: int = 0
-    bytes: int = 0
-    suspended: bool = False
+    tally: AnswerTally
 
 
 class BatchEvent(msgspec.Struct, frozen=True, tag="batch"):

@@ -71,6 +71,11 @@ class RequestView:
         """Known tokens not yet computed: 1 for a request that decodes, more for one that prefills."""
         return self.known - self.computed
 
+    @property
+    def decodes(self) -> bool:
+        """One token is left to compute, so this row samples; drafts may come on top of it."""
+        return self.remaining == 1
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:

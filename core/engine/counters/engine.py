@@ -20,6 +20,7 @@ from engine.contracts.events import (
     StoredAnswersEvent,
     TokensEvent,
 )
+from engine.contracts.router import AnswerTally
 from engine.counters import declared
 from engine.counters.metrics import Histogram, Metrics, Scalar
 
@@ -85,7 +86,7 @@ class EngineCounters:
                     if event.slo_class and event.status == 429:
                         self._add(declared.SLO_REFUSED, 1, event.slo_class)
                 case StoredAnswersEvent():
-                    self._on_stored_answers(event)
+                    self._on_stored_answers(event.tally)
                 case BatchEvent():
                     self._add(declared.BATCH_LINES, event.completed, "completed")
                     self._add(declared.BATCH_LINES, event.failed, "failed")
@@ -119,17 +120,17 @@ class EngineCounters:
         self._add(declared.STEP_TOKENS, event.num_prefill_tokens, "prefill")
         self._add(declared.STEP_TOKENS, event.num_decode_tokens, "decode")
 
-    def _on_stored_answers(self, event: StoredAnswersEvent) -> None:
+    def _on_stored_answers(self, tally: AnswerTally) -> None:
         """It has counts since the start."""
-        for outcome, count in (("hit", event.hits), ("similar", event.similar_hits), ("miss", event.misses)):
+        for outcome, count in (("hit", tally.hits), ("similar", tally.similar_hits), ("miss", tally.misses)):
             self._set(declared.ANSWER_LOOKUPS, count, outcome)
-        self._set(declared.ANSWER_AUDITS, event.audits - event.false_hits, "agreed")
-        self._set(declared.ANSWER_AUDITS, event.false_hits, "false")
-        for bound, ratio in zip(("low", "high"), event.false_rate, strict=True):
+        self._set(declared.ANSWER_AUDITS, tally.audits - tally.false_hits, "agreed")
+        self._set(declared.ANSWER_AUDITS, tally.false_hits, "false")
+        for bound, ratio in zip(("low", "high"), tally.false_rate, strict=True):
             self._set(declared.ANSWER_FALSE_RATIO, ratio, bound)
-        self._set(declared.ANSWER_ENTRIES, event.entries)
-        self._set(declared.ANSWER_BYTES, event.bytes)
-        self._set(declared.ANSWER_SUSPENDED, event.suspended)
+        self._set(declared.ANSWER_ENTRIES, tally.entries)
+        self._set(declared.ANSWER_BYTES, tally.bytes)
+        self._set(declared.ANSWER_SUSPENDED, tally.suspended)
 
     def _on_request(self, event: RequestEvent) -> None:
         self._add(declared.REQUESTS, 1, event.finish_reason)

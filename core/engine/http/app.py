@@ -10,15 +10,13 @@ from aiohttp import web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
-from engine.contracts.counters import Reading
-from engine.contracts.exporter import CountersExporter, Exporter
+from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
-from engine.http import middleware
 from engine.http.answering import answer
 from engine.http.bodies import Bodies
-from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
 from engine.http.line_answers import BATCHED, LineAnswers
+from engine.http.middleware import application
 from engine.http.proxy import new_session
 from engine.http.routes import batches, files
 from engine.http.routes import fleet as fleet_routes
@@ -43,7 +41,7 @@ from engine.http.routes.tokenize import tokenize
 from engine.http.routes.tokenizer_info import tokenizer_info
 from engine.http.routes.ui import add_ui
 from engine.http.routes.version import version
-from engine.http.state import LISTENER, STATE, Recorder, ServerState
+from engine.http.state import STATE, Recorder, ServerState, watch
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.batches.batches import Batches
@@ -74,19 +72,31 @@ def build_app(
     """The application over engines of one plan that somebody else starts, by id. ``finders``: commands that have
     findings, by name; ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
     Call inside a running event loop. Raises :class:`AssemblyError` where ``server.keys`` cannot be read."""
-    settings = plan.settings.server
     checks = GrammarChecks(grammars, plan.constraint)
     engines = {name: EngineHandle(name, plan, client, tokenizer, checks) for name, client in clients.items()}
-    waterfalls = Waterfalls()
+    state = _state(plan, engines, router, exporters, finders or {})
+    for engine in engines.values():
+        engine.publish_to(state.bus.publish)
+        engine.client.on_events(state.prefill.add)
+    app = application(state)
+    app[STATE] = state
+    app.cleanup_ctx.append(_resources)
+    _add_routes(app.router)
+    if plan.settings.server.ui is not False:
+        add_ui(app.router)
+    return app
 
+
+def _state(
+    plan: EnginePlan,
+    engines: Mapping[str, EngineHandle],
+    router: Router,
+    exporters: Sequence[Exporter],
+    finders: Mapping[str, CommandProvider],
+) -> ServerState:
+    settings, waterfalls = plan.settings.server, Waterfalls()
     fleet = Fleet(engines, settings.drain_s, plan.settings.fleet.at_start)
-
-    def readings() -> list[Reading]:
-        return [reading for engine in engines.values() for reading in fleet.readings(engine)]
-
-    for exporter in exporters:
-        if isinstance(exporter, CountersExporter):
-            exporter.watch(readings)
+    watch(exporters, lambda: [reading for engine in engines.values() for reading in fleet.readings(engine)])
     bus = EventBus([Recorder(partial(count_for, engines)), *exporters, Recorder(waterfalls.add)])
     state = ServerState(
         settings=settings,
@@ -101,7 +111,7 @@ def build_app(
         bodies=Bodies(settings.max_body_bytes),
         bus=bus,
         waterfalls=waterfalls,
-        finders=Finders(finders or {}),
+        finders=Finders(finders),
         responses=ResponseStore(settings.store_bytes, settings.store_s),
     )
     state.batches = Batches(
@@ -114,19 +124,7 @@ def build_app(
         settings.max_body_bytes,
         lambda: state.scaler.is_asleep,
     )
-    for engine in engines.values():
-        engine.publish_to(bus.publish)
-        engine.client.on_events(state.prefill.add)
-    cross_origin = CrossOrigin(settings.cors_origins)
-    app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
-    app[LISTENER] = app[STATE] = state
-    app.on_response_prepare.append(middleware.stamp)
-    app.on_response_prepare.append(cross_origin.stamp)
-    app.cleanup_ctx.append(_resources)
-    _add_routes(app.router)
-    if settings.ui is not False:
-        add_ui(app.router)
-    return app
+    return state
 
 
 def _add_routes(router: web.UrlDispatcher) -> None:

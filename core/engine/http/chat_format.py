@@ -37,25 +37,23 @@ class ChatFormat(ChunkFormat):
         if text or delta.tokens:
             chunks.append(self.chunk(_choice(index, {"content": text}, self._logprobs(delta)) | ids))
             ids = self.ids(Delta(index))
-        for part in delta.parts:
-            if isinstance(part, CallText):
-                self._note(index, part)
-                called = self._called([part]) or {"tool_calls": [_call_delta(part)]}
-                chunks.append(self.chunk(_choice(index, called) | ids))
-                ids = self.ids(Delta(index))
+        for call in delta.calls:
+            self._note(index, call)
+            called = self._called([call]) or {"tool_calls": [_call_delta(call)]}
+            chunks.append(self.chunk(_choice(index, called) | ids))
+            ids = self.ids(Delta(index))
         if delta.finish_reason is not None:
             chunks.append(self.chunk(_choice(index, {}, finish_reason=self._reason(delta)) | ids))
         return chunks
 
     def choice(self, output: Delta) -> dict[str, Any]:
-        calls = [part for part in output.parts if isinstance(part, CallText)]
         message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
-        if calls:
+        if calls := output.calls:
             self._note(output.index, calls[-1])
             called = self._called(calls) or {"tool_calls": [_call(part) for part in calls]}
             message |= {"content": output.text or None} | called
-        if thought := "".join([part.text for part in output.parts if isinstance(part, Reasoning)]):
-            message |= _reasoning(thought)
+        if output.thought:
+            message |= _reasoning(output.thought)
         return {
             "index": output.index,
             "message": message,

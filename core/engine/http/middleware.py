@@ -14,9 +14,10 @@ from engine.contracts.events import RejectedEvent
 from engine.http import endpoints
 from engine.http.compression import compressed
 from engine.http.connections import Connection
+from engine.http.cross_origin import CrossOrigin
 from engine.http.errors import HttpError, error_response, http_error_response, status_of
 from engine.http.routes.ui import UI_ROUTES
-from engine.http.state import CALLER, LISTENER, SLO_CLASS, TRACE
+from engine.http.state import CALLER, LISTENER, SLO_CLASS, TRACE, ListenerState
 from engine.service.addresses import is_local_name, is_loopback
 from engine.service.errors import ApiError
 from engine.service.keys import Keys, WrongKey, caller_of, sent_keys
@@ -33,6 +34,16 @@ READ = ("fleet", "scale", "stats", "counters", "latency", "requests")
 PROBES = frozenset({"/health", "/ready", "/metrics"}) | {f"/engine/{name}" for name in READ}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 log = structlog.get_logger("engine.access")
+
+
+def application(state: ListenerState) -> web.Application:
+    """One without routes over ``state``; what follows here is around each of its handlers."""
+    cross_origin = CrossOrigin(state.settings.cors_origins)
+    app = web.Application(middlewares=[account, cross_origin.answer_preflight, authorise])
+    app[LISTENER] = state
+    app.on_response_prepare.append(stamp)
+    app.on_response_prepare.append(cross_origin.stamp)
+    return app
 
 
 @web.middleware

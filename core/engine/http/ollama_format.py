@@ -50,9 +50,8 @@ class OllamaFormat(BlockFormat):
 
     def whole(self, outputs: Sequence[Delta]) -> bytes:
         (output,) = outputs
-        thought = "".join([part.text for part in output.parts if isinstance(part, Reasoning)])
-        calls = [_call(part) for part in output.parts if isinstance(part, CallText)]
-        return msgspec.json.encode(self._object(self.said(output.text, thought, calls)) | self._ending(output))
+        said = self.said(output.text, output.thought, [*map(_call, output.calls)])
+        return msgspec.json.encode(self._object(said) | self._ending(output))
 
     def begun(self) -> Iterator[Event]:
         yield from ()

@@ -11,8 +11,9 @@ from typing import TypeVar
 from aiohttp import ClientSession, web
 
 from engine.contracts.config import ServerSettings, SloSettings
+from engine.contracts.counters import Reading
 from engine.contracts.events import DEFAULT_ENGINE, Event
-from engine.contracts.exporter import Exporter
+from engine.contracts.exporter import CountersExporter, Exporter
 from engine.http.bodies import Bodies, Body
 from engine.http.progress import PrefillProgress
 from engine.machine import Meter
@@ -130,6 +131,13 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing to flush."""
+
+
+def watch(exporters: Sequence[Exporter], readings: Callable[[], list[Reading]]) -> None:
+    """Let exporters that show counters ask for these."""
+    for exporter in exporters:
+        if isinstance(exporter, CountersExporter):
+            exporter.watch(readings)
 
 
 LISTENER: web.AppKey[ListenerState] = web.AppKey("listener", ListenerState)

@@ -160,8 +160,9 @@ class Planner:
         return contract_error(self._scheduler, "plan", problem)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
+        budget = self._token_budget()
         if self._queues.waits_for_due_times:
-            self._queues.sort_by_due(self._clock(), self._limits.late_s, self._lead_ms())
+            self._queues.sort_by_due(self._clock(), self._limits.late_s, self._lead_ms(budget))
         ready = [s for s in self._queues.running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
         running = tuple(self._describe(s) for s in (self._micro_batch(ready) if self._pipelined else ready))
         self._hits.clear()
@@ -175,7 +176,7 @@ class Planner:
             num_running=len(self._queues.running),
             free_rows=self._pool.free_rows,
             free_blocks=self._pool.available(),
-            token_budget=self._token_budget(),
+            token_budget=budget,
             itl_target_ms=self._itl_target_ms(),
             step_cost=self._step_cost(),
             blocks_needed=self._blocks_needed,
@@ -207,10 +208,10 @@ class Planner:
         in_time = self._step_cost().tokens_within(min(awaited) / STEP_SHARE, beside)
         return min(most, tokens + max(in_time, FEWEST_PROMPT_TOKENS))
 
-    def _lead_ms(self) -> Callable[[int], float]:
+    def _lead_ms(self, budget: int) -> Callable[[int], float]:
         """How soon the first token of a prompt can come: after the step that runs, and those that compute the prompt
         beside what runs."""
-        cost, running, budget = self._step_cost(), self._queues.running, self._token_budget()
+        cost, running = self._step_cost(), self._queues.running
         beside = StepWork(len(running), len(running), sum(s.known for s in running))
         now_ms = cost.ms(StepWork(len(running), self._last_tokens, beside.decode_context)) if running else 0.0
 

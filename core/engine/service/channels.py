@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from engine.service.parts import CallText, Part, PartParser, Reasoning, Text, merged, overlap
+from engine.service.parts import CallText, HoldingParser, Part, PartParser, Reasoning, Text, overlap
 from engine.service.tool_syntax import CHANNELS
 
 LONGEST_HEADER = 512
@@ -32,7 +32,7 @@ def header_within(tail: str) -> str:
     return tail.rpartition(ROLE)[2] if ROLE in tail else ""
 
 
-class ChannelParser:
+class ChannelParser(HoldingParser):
     """Feed it the visible text of an output, then :meth:`finish`. Thoughts are what is in the channel ``analysis``,
     calls what a function is the recipient of, and everything else is text for the reader. Parts are the same however
     the text is cut; messages of the same kind have a line break between them."""
@@ -55,16 +55,6 @@ class ChannelParser:
     @property
     def is_reasoning(self) -> bool:
         return self._kind is Reasoning
-
-    def feed(self, text: str) -> tuple[Part, ...]:
-        """The parts that become certain with this text."""
-        self._held += text
-        return merged([*self._parts(final=False)])
-
-    def finish(self) -> tuple[Part, ...]:
-        """The rest."""
-        parts = [*self._parts(final=True)]
-        return merged([*parts, *(self._inner.finish() if self._inner is not None else ())])
 
     def _parts(self, final: bool) -> Iterator[Part]:
         while self._held:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -83,7 +82,7 @@ class Dispatcher:
         if all(run.output.finish_reason is not None for run in runs):
             self.placing.finished(job.api, Answer(tuple(run.record() for run in runs)))
             if (tally := self.placing.tally()) is not None:
-                self.bus.publish((StoredAnswersEvent(time.monotonic(), **dataclasses.asdict(tally)),))
+                self.bus.publish((StoredAnswersEvent(time.monotonic(), tally),))
 
     def _send(self, job: Job, route: Attempts, runs: list[SequenceRun], sendings: list[Sending]) -> None:
         """Fill ``runs`` and ``sendings``, which the caller closes: whatever goes wrong on the way, none of them runs on

@@ -8,11 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from engine.service.engines import EngineHandle
-from engine.service.errors import bad_request
 from engine.service.job import Prompts
 from engine.service.parsing import check_fan_out
 from engine.service.prepare import encode_text
-from engine.service.protocol import GenerationRequest
+from engine.service.protocol import GenerationRequest, field_error
 from engine.service.validation import check_bias_size, check_token_ids, too_long
 
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -45,9 +44,7 @@ def generate_options(fields: dict[str, Any], engine: EngineHandle) -> GenerateOp
     try:
         options = msgspec.convert(fields, GenerateOptions)
     except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$.")
-        name = at.rstrip("`")
-        raise bad_request(f"Invalid value for {name!r}: {what[:1].lower()}{what[1:]}.", name, "invalid_value") from None
+        raise field_error(str(error)) from None
     check_fan_out(1, options.num_choices(), engine.limits)
     check_bias_size(options.logit_bias)
     return options

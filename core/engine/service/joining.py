@@ -13,7 +13,7 @@ from types import FrameType
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import Joining
-from engine.startup.worker import JOIN_S, NOBODY_THERE, TURNED_AWAY, address_of
+from engine.startup.worker import JOIN_S, NOBODY_THERE, TURNED_AWAY, address_of, say
 
 PAUSE_S = 0.5
 
@@ -46,7 +46,7 @@ def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     joined = False
-    _say(f"looking for the engine at {address}, for up to {JOIN_S:.0f} s")
+    say(f"looking for the engine at {address}, for up to {JOIN_S:.0f} s")
     while not ending:
         process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())], env={**os.environ, **environment}, stdin=subprocess.DEVNULL
@@ -55,18 +55,13 @@ def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
         if ending:
             break
         if code == 0:
-            _say("the engine was shut down")
+            say("the engine was shut down")
             return 0
         if code == TURNED_AWAY:
             return 1
         if code == NOBODY_THERE:
             return 0 if joined else 1
         joined = True
-        _say("the engine failed; joining it again")
+        say("the engine failed; joining it again")
         time.sleep(PAUSE_S)
     return 0
-
-
-def _say(what: str) -> None:
-    sys.stderr.write(f"engine worker: {what}\n")  # in one piece: others write there, too
-    sys.stderr.flush()

@@ -64,7 +64,7 @@ def _completion(output: Output, whole: Delta, timings: Timings | None) -> Comple
         tuple(output.logprobs),
         whole.prompt_logprobs,
         timings,
-        tuple([part for part in whole.parts if isinstance(part, CallText)]),
+        tuple(whole.calls),
     )
 
 

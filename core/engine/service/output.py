@@ -10,7 +10,7 @@ import msgspec
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.service.output_text import OutputText
-from engine.service.parts import Part, PartParser, Reasoning, Text, merged
+from engine.service.parts import CallText, Part, PartParser, Reasoning, Text, merged
 from engine.service.text_runs import TextRuns
 
 PromptLogprobs = tuple[TokenLogprobs | None, ...]
@@ -46,6 +46,15 @@ class Delta(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """What a reader sees: the text parts, without reasoning and tool calls."""
         return "".join([part.text for part in self.parts if isinstance(part, Text)])
+
+    @property
+    def thought(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
+
+    @property
+    def calls(self) -> list[CallText]:
+        """Of tools."""
+        return [part for part in self.parts if isinstance(part, CallText)]
 
     @property
     def answers(self) -> bool:

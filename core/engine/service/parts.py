@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -51,6 +52,26 @@ class PartParser(Protocol):
     def finish(self) -> tuple[Part, ...]:
         """The rest, at the end."""
         ...
+
+
+class HoldingParser(ABC):
+    """A :class:`PartParser` that holds text which may turn out to be something else, and has an inner one, perhaps, for
+    what it leaves."""
+
+    _held: str
+    _inner: PartParser | None
+
+    def feed(self, text: str) -> tuple[Part, ...]:
+        self._held += text
+        return merged([*self._parts(final=False)])
+
+    def finish(self) -> tuple[Part, ...]:
+        parts = [*self._parts(final=True)]
+        return merged([*parts, *(self._inner.finish() if self._inner is not None else ())])
+
+    @abstractmethod
+    def _parts(self, final: bool) -> Iterator[Part]:
+        """What is certain of the held text, which it takes out; ``final``: all of it."""
 
 
 def goes_on(last: Part | None, part: Part) -> bool:

@@ -8,6 +8,8 @@ refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -431,7 +433,7 @@ def decode(body: bytes, kind: type[T]) -> T:
             return msgspec.convert(_plain(fields, kind.verbatim), kind)
         except msgspec.ValidationError as error:
             wrong = str(error)
-    raise _field_error(wrong, fields)
+    raise field_error(wrong, fields)
 
 
 def _explain(error: Exception) -> str:
@@ -477,7 +479,8 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _field_error(message: str, fields: dict[str, msgspec.Raw]) -> ApiError:
+def field_error(message: str, fields: Mapping[str, msgspec.Raw] = MappingProxyType({})) -> ApiError:
+    """What msgspec says of a field, in the words of the API. ``fields``: as they came, to be shown."""
     at = _AT.search(message)
     path = at.group(1)[:128] if at else ""
     text = _AT.sub("", message)

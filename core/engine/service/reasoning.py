@@ -16,7 +16,7 @@ from engine.contracts.constraint import Grammar
 from engine.contracts.request import ReasoningTokens
 from engine.service.channels import ChannelParser, header_within
 from engine.service.errors import bad_request
-from engine.service.parts import Part, PartParser, Reasoning, Text, merged, overlap
+from engine.service.parts import HoldingParser, Part, PartParser, Reasoning, Text, overlap
 from engine.service.protocol import ChatOptions, GenerationRequest
 from engine.service.tokenizer import Tokenizer
 
@@ -136,7 +136,7 @@ def reasoning_tokens(
     return ReasoningTokens(closes, None if use.place == "within" else opens, budget)
 
 
-class ReasoningParser:
+class ReasoningParser(HoldingParser):
     """Feed it the visible text of an output, then :meth:`finish`. Parts are the same however the text is cut."""
 
     def __init__(self, use: ReasoningUse, inner: PartParser | None = None) -> None:
@@ -152,16 +152,6 @@ class ReasoningParser:
     @property
     def is_reasoning(self) -> bool:
         return self._place == "within"
-
-    def feed(self, text: str) -> tuple[Part, ...]:
-        """The parts that become certain with this text."""
-        self._held += text
-        return merged([*self._parts(final=False)])
-
-    def finish(self) -> tuple[Part, ...]:
-        """The rest."""
-        parts = [*self._parts(final=True)]
-        return merged([*parts, *(self._inner.finish() if self._inner is not None else ())])
 
     def _parts(self, final: bool) -> Iterator[Part]:
         if self._place == "before":

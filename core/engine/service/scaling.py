@@ -61,7 +61,7 @@ def condition(engine: EngineHandle) -> Condition:
             return "stopped"
         case "loading" | "restarting":
             return "starting"
-        case "serving" if engine.supervisor.not_ready() is None:
+        case "ready" if engine.supervisor.not_ready() is None:
             return "draining" if engine.draining else "ready"
     return "down"
 

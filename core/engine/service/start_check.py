@@ -9,6 +9,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import TensorHeader, read_headers
+from engine.service.template_worker import NUM_CHILDREN
 from engine.service.tokenizer import Tokenizer, TokenizerError
 from engine.service.tool_syntax import told_syntax
 from engine.startup.headers import check_tensors
@@ -35,7 +36,7 @@ def load_tokenizer(plan: EnginePlan) -> Tokenizer:
     except ValueError as error:
         raise AssemblyError([f"server.tool_syntax={told}: {error}"]) from error
     try:
-        tokenizer = Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
+        tokenizer = Tokenizer.from_directory(plan.model.path, plan.model.vocab_size, renderers=NUM_CHILDREN)
     except TokenizerError as error:
         raise AssemblyError([str(error)]) from error
     tokenizer.told_syntax = syntax

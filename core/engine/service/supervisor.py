@@ -23,7 +23,7 @@ NOT_READY_S = 4.0
 SLACK = 10.0
 """A step hangs only once it has taken so many times what was expected: a long prompt on a busy machine does not."""
 
-State = Literal["loading", "serving", "restarting", "failed", "stopped"]
+State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 """``stopped``: ended on purpose."""
 log = structlog.get_logger("engine.supervisor")
 
@@ -71,7 +71,7 @@ class Supervisor:
             await starting
         finally:
             starting.cancel()
-        self.state = "serving"
+        self.state = "ready"
         self.starts += 1
 
     async def restart(self) -> None:
@@ -113,7 +113,7 @@ class Supervisor:
 
     def not_ready(self) -> str | None:
         """Why the engine cannot serve right now; ``None`` if it can."""
-        if self.state != "serving":
+        if self.state != "ready":
             return f"engine {self.state}"
         if not self._client.alive:
             return "engine dead"
@@ -146,7 +146,7 @@ class Supervisor:
         if self._since_ping_s >= self._ping_s:
             self._since_ping_s = 0.0
             self._client.ping()
-        limit_s = self._serving_s if self.state == "serving" else self._stall_s
+        limit_s = self._serving_s if self.state == "ready" else self._stall_s
         if self._hangs_s() > limit_s and not self._killed:
             why, self._killed = self._why(), True
             self._log.error("engine is killed", cause=why)

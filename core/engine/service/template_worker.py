@@ -1,5 +1,5 @@
-"""Chat templates are rendered in a sandbox (:mod:`engine.service.template_child`) of two children, so that nobody waits
-for a conversation over which the template breaks a limit."""
+"""Chat templates are rendered in a sandbox (:mod:`engine.service.template_child`). A server's has two children, so that
+nobody waits for a conversation over which the template breaks a limit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ GREETING = Conversation((Turn("user", "warm"),))
 class TemplateWorker:
     """A model's chat template, ready to render. Use from any thread; :meth:`close` ends its processes."""
 
-    def __init__(self, source: TemplateSource) -> None:
-        """Returns before the template is compiled; :meth:`check` waits for it. Raises :class:`TemplateFailed` for a
-        template that cannot even be sent."""
+    def __init__(self, source: TemplateSource, num_children: int = NUM_CHILDREN) -> None:
+        """Returns before the template is compiled; :meth:`check` waits for it. ``num_children``: conversations that
+        are rendered at once. Raises :class:`TemplateFailed` for a template that cannot even be sent."""
         try:
             setup = msgspec.msgpack.encode(source)
         except UnicodeEncodeError:
@@ -37,7 +37,7 @@ class TemplateWorker:
         self.source = source
         self._decode = msgspec.msgpack.Decoder(Prompt | Failure).decode
         self._sandbox = Sandbox(
-            "engine.service.template_child", MEMORY_MB, num_children=NUM_CHILDREN, setup=setup, check=self._text
+            "engine.service.template_child", MEMORY_MB, num_children=num_children, setup=setup, check=self._text
         )
         self._starts = self._sandbox.start(CPU_S)
 

@@ -144,11 +144,11 @@ class Tokenizer:
         self._large = OneAtATime("text", LARGE_AT_ONCE)
 
     @classmethod
-    def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
+    def from_directory(cls, path: str | Path, vocab_size: int | None = None, *, renderers: int = 1) -> Tokenizer:
         """Load ``tokenizer.json`` and the chat template of a model in Hugging Face layout.
 
-        ``vocab_size``: the model's, which keeps the tokenizer within bounds. Raises :class:`TokenizerError` when there
-        is no tokenizer, or one that cannot be used.
+        ``vocab_size``: the model's, which keeps the tokenizer within bounds. ``renderers``: processes that the chat
+        template is rendered by. Raises :class:`TokenizerError` when there is no tokenizer, or one that cannot be used.
         """
         directory = Path(path)
         if not os.path.lexists(directory / "tokenizer.json"):
@@ -161,7 +161,8 @@ class Tokenizer:
             config = TokenizerConfig.from_directory(directory)
             names = {name: token.content for name, token in config.named.items()}
             source = TemplateSource.from_directory(directory, config.chat_template, names)
-            template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
+            # Gets ready while the tokenizer is loaded.
+            template = None if source is None else TemplateWorker(source, renderers)
         except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
         try:

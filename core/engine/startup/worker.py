@@ -239,7 +239,7 @@ def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket
                 return None
             if said != str(error):
                 said = str(error)
-                _say(f"nobody is at {address} yet ({said}); trying for another {ends - time.monotonic():.0f} s")
+                say(f"nobody is at {address} yet ({said}); trying for another {ends - time.monotonic():.0f} s")
             time.sleep(0.2)
             continue
         connection.settimeout(SILENCE_S)
@@ -266,7 +266,7 @@ def _line(connection: socket.socket, address: str) -> str:
         try:
             part = connection.recv(1)
         except TimeoutError:
-            _say(
+            say(
                 f"{address} has said nothing for {SILENCE_S:.0f} s: an engine that wants no further worker now, "
                 "which is waited for, or no engine at all"
             )
@@ -278,7 +278,8 @@ def _line(connection: socket.socket, address: str) -> str:
     return said.decode(errors="replace").strip()
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
+    """On stderr."""
     sys.stderr.write(f"engine worker: {what}\n")  # in one piece: others write there, too
     sys.stderr.flush()
 
@@ -299,15 +300,15 @@ def main(arguments: list[str]) -> int:
     try:
         connection = socket.socket(fileno=given.fd) if given.fd is not None else join(given.join, given.rank)
     except TurnedAway as why:
-        _say(f"the engine at {given.join} turns this worker away: {why}")
+        say(f"the engine at {given.join} turns this worker away: {why}")
         return TURNED_AWAY
     if connection is None:
-        _say(f"nobody waits for workers at {given.join}")
+        say(f"nobody waits for workers at {given.join}")
         return NOBODY_THERE
     worker = Worker(to_driver(connection), exits=True)
     code = worker.run()
     if worker.why and given.fd is None:  # a child's engine process says it itself, in the same place
-        _say(f"the engine at {given.join} does not start: {worker.why}")
+        say(f"the engine at {given.join} does not start: {worker.why}")
     return code
 
 

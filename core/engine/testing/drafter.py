@@ -17,6 +17,7 @@ Drafters on the device are tried in a whole engine, on the bundled model or one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from engine import LLM
@@ -182,7 +183,9 @@ class DeviceDrafterConformance:
 
     def engine(self, *overrides: str, drafting: bool = True) -> LLM:
         """An engine; its drafter always drafts as far as it can."""
-        mine = (*self.overrides, "drafter.adaptive=false") if drafting else ("drafter=none",)
+        if not drafting:
+            return _plain(self.model, (*self.settings, *overrides))
+        mine = (*self.overrides, "drafter.adaptive=false")
         return LLM(self.model, overrides=[*self.settings, *overrides, *mine])
 
     def outputs(self, llm: LLM, **sampling: Any) -> list[tuple[int, ...]]:
@@ -244,6 +247,12 @@ class DeviceDrafterConformance:
     def check_nothing_held(self, llm: LLM) -> None:
         stats = llm.core.stats()
         assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)
+
+
+@lru_cache(maxsize=2)
+def _plain(model: str, overrides: tuple[str, ...]) -> LLM:
+    """Without drafts. Every drafter is compared with the same."""
+    return LLM(model, overrides=[*overrides, "drafter=none"])
 
 
 def _capture_without_the_host(step: Callable[[], None]) -> Callable[[], None]:

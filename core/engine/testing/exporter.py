@@ -33,6 +33,7 @@ from engine.contracts.events import (
 )
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter
 from engine.contracts.request import FinishReason
+from engine.contracts.router import AnswerTally
 from engine.counters.engine import EngineCounters
 from engine.testing.subject import Subject, Suite, filled
 
@@ -100,7 +101,7 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
         OwnRequestEvent(at_s, "r3", "shadow", "agrees", "auto", "small", "127.0.0.1:8001"),
         RejectedEvent(at_s, status=429, reason="queue is full"),
         RejectedEvent(at_s, status=418, reason="a status nobody expected"),
-        StoredAnswersEvent(at_s, hits=3, similar_hits=2, misses=5, audits=4, false_hits=1, false_rate=(0.05, 0.7)),
+        StoredAnswersEvent(at_s, AnswerTally(3, 2, misses=5, audits=4, false_hits=1, false_rate=(0.05, 0.7))),
         BatchEvent(at_s, completed=3, failed=1, waiting=5, paused=False),
         DroppedEvent(at_s, num_events=2),
     )
@@ -120,7 +121,7 @@ def nothing_happened(at_s: float = 1.0) -> tuple[Event, ...]:
         FirstTokenEvent(at_s, "r1", ttft_ms=0.0),
         TokensEvent(at_s, "r1", num_tokens=1, itl_ms=0.0),
         request_event(at_s, "length", prompt_tokens=1, output_tokens=0, **times),
-        StoredAnswersEvent(at_s),
+        StoredAnswersEvent(at_s, AnswerTally()),
         DroppedEvent(at_s, num_events=0),
     )
 

@@ -15,7 +15,7 @@ from engine_lab.top.sparkline import bar, sparkline
 
 WIDE = 148
 UNKNOWN = "-"
-SERVING = "serving"
+READY = "ready"
 SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
 FEWEST_SLOWEST = 3
@@ -109,12 +109,12 @@ def fleet(frame: frames.Frame) -> Table:
         table.add_column(no_wrap=True, width=width, justify="left" if name == "engine" else "right")
     table.add_row(*(Text(name, style="dim") for name, _ in columns))
     for engine, each in (*frame.engines.items(), ("all", frame)):
-        state = frame.states.get(engine, SERVING)
+        state = frame.states.get(engine, READY)
         leased, total = sum(group.leased for group in each.kv), sum(group.total for group in each.kv)
         ttft, itl = each.latency.get("ttft_ms"), each.latency.get("itl_ms")
         times = () if ttft is None or itl is None else (ttft.p50, ttft.p95, itl.p50, itl.p95)
         table.add_row(
-            Text(engine, style="bold" if state == SERVING else "bold red"),
+            Text(engine, style="bold" if state == READY else "bold red"),
             number(each.running, 0),
             number(each.waiting, 0),
             share(leased / total if total else None),
@@ -127,8 +127,8 @@ def fleet(frame: frames.Frame) -> Table:
 
 def not_serving(frame: frames.Frame) -> list[Text]:
     """A line with the engines that take no requests, and why; none where all do."""
-    others = [f"{engine} ({state})" for engine, state in frame.states.items() if state != SERVING]
-    return [Text(f"not serving: {', '.join(others)}", style="bold red", no_wrap=True)] if others else []
+    others = [f"{engine} ({state})" for engine, state in frame.states.items() if state != READY]
+    return [Text(f"not ready: {', '.join(others)}", style="bold red", no_wrap=True)] if others else []
 
 
 def kept(frame: frames.Frame, width: int) -> Table:

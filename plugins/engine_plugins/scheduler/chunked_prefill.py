@@ -13,7 +13,7 @@ from operator import attrgetter
 from engine.contracts.config import SchedulerConfig, at_least
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-from engine_plugins.scheduler.step_room import StepRoom, decodes, step_tokens
+from engine_plugins.scheduler.step_room import StepRoom, step_tokens
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ChunkedPrefillScheduler:
     @staticmethod
     def _first_share(request: RequestView, room: StepRoom, left: int, most: int, num_after: int, is_first: bool) -> int:
         """Tokens for a prompt, before what nobody else wanted is shared out: at most ``most`` of ``left``."""
-        if decodes(request):
+        if request.decodes:
             return 1 if step_tokens(request, 1) <= most else 0
         if request.remaining > most and num_after:
             most = min(most, -(-left // 2))

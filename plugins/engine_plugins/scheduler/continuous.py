@@ -9,7 +9,7 @@ from __future__ import annotations
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import Schedule, SchedulerView
-from engine_plugins.scheduler.step_room import StepRoom, decodes, step_tokens
+from engine_plugins.scheduler.step_room import StepRoom, step_tokens
 
 
 class ContinuousScheduler:
@@ -47,7 +47,7 @@ class ContinuousScheduler:
         is_first = True
         for request in view.waiting:
             is_whole = step_tokens(request, request.remaining) <= room.tokens
-            may_be_cut = is_first and room.tokens > 0 and not decodes(request)
+            may_be_cut = is_first and room.tokens > 0 and not request.decodes
             if not (is_whole or may_be_cut) or not room.admits(request):
                 return
             room.place(request, min(request.remaining, room.tokens))

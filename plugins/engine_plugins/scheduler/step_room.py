@@ -19,14 +19,9 @@ from engine.contracts.scheduler import (
 from engine.contracts.step_cost import StepWork
 
 
-def decodes(request: RequestView) -> bool:
-    """One token is left to compute, so this row samples; drafts may come on top of it."""
-    return request.remaining == 1
-
-
 def step_tokens(request: RequestView, num_tokens: int) -> int:
     """Tokens of the budget that a row takes, drafts included."""
-    return num_tokens + (request.num_draft_tokens if decodes(request) else 0)
+    return num_tokens + (request.num_draft_tokens if request.decodes else 0)
 
 
 class StepRoom:
@@ -75,7 +70,7 @@ class StepRoom:
         for index, request in enumerate(self._view.running):
             if index >= len(self._survivors):
                 break
-            if not decodes(request):
+            if not request.decodes:
                 continue
             if step_tokens(request, 1) > self.tokens and self._placed:
                 break
@@ -91,17 +86,17 @@ class StepRoom:
 
     def decode_work(self) -> StepWork:
         """Of the rows placed so far that decode."""
-        placed = [request for request, _ in self._placed.values() if decodes(request)]
+        placed = [request for request, _ in self._placed.values() if request.decodes]
         context = sum(request.known + request.num_draft_tokens for request in placed)
         return StepWork(len(placed), len(placed) + sum(r.num_draft_tokens for r in placed), context)
 
     def prefills(self) -> list[RequestView]:
         """Running requests with more than one token to compute, most important first."""
-        return [request for request in self._survivors if not decodes(request)]
+        return [request for request in self._survivors if not request.decodes]
 
     def leader_prefills(self) -> bool:
         """The most important running request is in the middle of its prompt."""
-        return self._leader is not None and not decodes(self._leader)
+        return self._leader is not None and not self._leader.decodes
 
     def chunk(self, request: RequestView, most: int, aligned: bool) -> int:
         """How many (more) tokens of a prompt to place: at most ``most``, and as many as the free blocks hold.

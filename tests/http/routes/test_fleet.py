@@ -82,7 +82,7 @@ async def test_the_fleet_says_of_each_engine_how_it_is_and_what_was_sent_there()
         running = asyncio.create_task(server.post(CHAT, chat(n=2)))
         await clients["a"].holding.wait()
         a, b = (await read(server, "/engine/fleet"))["engines"]
-        assert (a["id"], a["state"], a["ready"], a["starts"]) == ("a", "serving", True, 1)
+        assert (a["id"], a["state"], a["ready"], a["starts"]) == ("a", "ready", True, 1)
         assert a["load"]["sequences"] == 2 and a["load"]["running_tokens"] > 0
         assert b["load"] == {"sequences": 0, "queued_tokens": 0, "running_tokens": 0}
         clients["a"].proceeding.set()
@@ -96,7 +96,7 @@ async def test_a_server_is_ready_and_healthy_while_one_engine_is() -> None:
         assert (await said(server), (await read(server, "/ready"))["engine"]) == ("I am a", "a")
         clients["a"].die()
         assert (await said(server), (await read(server, "/ready"))["engine"]) == ("I am b", "b")
-        assert (await read(server, "/health"))["engine"] == "serving"
+        assert (await read(server, "/health"))["engine"] == "ready"
         clients["b"].die()
         status, _, body = await server.get("/ready")
         assert status == 503 and b"a: engine dead, b: engine dead" in body
@@ -222,7 +222,7 @@ async def test_three_crashes_end_an_engine_and_the_last_one_ends_the_server() ->
 async def test_engines_are_drained_and_restarted_through_the_listener() -> None:
     async with two() as (server, clients):
         status, state = await changed(server, "drain?engine=a")
-        assert (status, [each["state"] for each in state["engines"]]) == (200, ["draining", "serving"])
+        assert (status, [each["state"] for each in state["engines"]]) == (200, ["draining", "ready"])
         assert (await said(server), state["change"]) == ("I am b", None)
         status, refusal = await changed(server, "drain?engine=b")
         assert (status, refusal["error"]["code"]) == (409, "only_engine") and "force=1" in refusal["error"]["message"]
@@ -248,7 +248,7 @@ async def test_engines_are_stopped_and_started_and_their_counts_stay() -> None:
         assert await said(server) == "I am b"
         await changed(server, "undrain?engine=a")
         page = await counted(server)
-        for replicas, expected in ((1, ["serving", "stopped"]), (2, ["serving", "serving"])):
+        for replicas, expected in ((1, ["ready", "stopped"]), (2, ["ready", "ready"])):
             status, state = await changed(server, f"resize?replicas={replicas}")
             while (state := await read(server, "/engine/fleet"))["change"]["state"] == "running":
                 await asyncio.sleep(0.01)

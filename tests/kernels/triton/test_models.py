@@ -181,8 +181,8 @@ def quantizers() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "fp8, activations too", "int4",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8", "int8, activations too")),
+        "fp8, activations too",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8", "int4", "int8, activations too")),
     ],
 )  # fmt: skip
 def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str, Path], name: str) -> None:

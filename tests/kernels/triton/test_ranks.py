@@ -92,16 +92,11 @@ def unquantized() -> Unquantized:
 
 CASES = [
     pytest.param(families.TestDeepSeek, "deepseek_v3", Layout(tp=2, dcp=2, ep=2), id="latent"),
-    pytest.param(
-        families.TestGptOss,
-        "gpt_oss",
-        Layout(tp=4, dcp=2, ep=2),
-        id="uneven experts, sinks and windows",
-        marks=pytest.mark.slow,
-    ),
+    pytest.param(families.TestGptOss, "gpt_oss", Layout(tp=4, dcp=2, ep=2), id="uneven experts, sinks and windows"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name", "layout"), CASES)
 def test_ranks_compute_what_one_rank_computes_and_wait_for_nothing(
     family: type[Family], name: str, layout: Layout, checkpoints: Any

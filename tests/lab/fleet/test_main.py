@@ -44,7 +44,7 @@ def test_engines_are_a_table_with_their_pids_that_fits_a_terminal(capsys):
     with served() as (server, _, _):
         assert main(["fleet", server.url]) == 0
     shown = capsys.readouterr().out
-    assert rows(shown)[2:] == [[name, "serving", "yes", "1", "1", "0", "0", "0"] for name in "ab"]
+    assert rows(shown)[2:] == [[name, "ready", "yes", "1", "1", "0", "0", "0"] for name in "ab"]
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -70,7 +70,7 @@ def test_a_restart_says_each_step_and_waits_for_the_last(capsys):
         steps = [line.split()[2:4] for line in shown.splitlines()[:6]]
         names = ("draining,", "restarting", "ready")
         assert steps == [[name, step] for name in "ab" for step in names]
-        assert rows(shown)[-2:] == [[name, "serving", "yes", "1", "2", "0", "0", "0"] for name in "ab"]
+        assert rows(shown)[-2:] == [[name, "ready", "yes", "1", "2", "0", "0", "0"] for name in "ab"]
         assert main(["fleet", "restart", server.url, "b", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [each["starts"] for each in found["engines"]] == [2, 3] and found["change"]["number"] == 2
@@ -82,7 +82,7 @@ def test_a_restart_that_fails_says_why(capsys):
         assert main(["fleet", "restart", server.url]) == 1
         shown = capsys.readouterr()
         assert shown.err == "engine fleet: a did not start: no memory left\n"
-        assert rows(shown.out)[-1] == ["b", "serving", "yes", "1", "1", "0", "0", "0"]
+        assert rows(shown.out)[-1] == ["b", "ready", "yes", "1", "1", "0", "0", "0"]
 
 
 def test_a_drain_waits_until_nothing_is_left(capsys):
@@ -105,7 +105,7 @@ def test_a_drain_waits_until_nothing_is_left(capsys):
         assert main(["fleet", "drain", server.url, "b"]) == 1
         assert "b is the only engine that takes requests" in capsys.readouterr().err
         assert main(["fleet", "undrain", server.url, "a"]) == 0
-        assert rows(capsys.readouterr().out)[2][:3] == ["a", "serving", "yes"]
+        assert rows(capsys.readouterr().out)[2][:3] == ["a", "ready", "yes"]
 
 
 def test_fewer_engines_and_more(capsys):
@@ -115,7 +115,7 @@ def test_fewer_engines_and_more(capsys):
         assert main(["fleet", "resize", server.url, "3"]) == 1
         assert "start it with fleet.replicas=3" in capsys.readouterr().err
         assert main(["fleet", "resize", server.url, "2"]) == 0
-        assert rows(capsys.readouterr().out)[-1][:3] == ["b", "serving", "yes"]
+        assert rows(capsys.readouterr().out)[-1][:3] == ["b", "ready", "yes"]
 
 
 def test_what_is_wrong_is_said_in_a_line(capsys):

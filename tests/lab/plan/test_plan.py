@@ -285,6 +285,13 @@ def test_no_figure_of_a_plan_is_cut_at_80_columns(llama_8b, monkeypatch, capsys)
     long = Candidate(("quantizer=int4", "scheduler.max_requests=128", "kv_format=fp8"), "less exact")
     monkeypatch.setattr(planning, "CANDIDATES", (long,))
     monkeypatch.setattr(planning, "LAYOUTS", ())
+    answers, answer = [], Planner.answer
+
+    def answered_once(planner):
+        answers[:] = answers or [answer(planner)]
+        return answers[0]
+
+    monkeypatch.setattr(Planner, "answer", answered_once)
     words = ("--device", "H100", "--model", llama_8b, "--requests", "19", "--workload", "in=2560,out=160,rate=2")
     code, out, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms")
     _, told, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms", "--json")

@@ -91,7 +91,7 @@ def test_qwen3_32b_in_four_bits_serves_five_times_the_requests_on_80_gib(qwen):
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_weights_would_take_in_fewer_bits_is_known_without_the_quantizer(tmp_path, name, bits, tied):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"tie_word_embeddings": tied}))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"tie_word_embeddings": tied, "num_hidden_layers": 8}))
     (plan,) = [one.plan for one in contestants(options(tmp_path, f"quantizer={name}"))]
     bound = bind_stated(plan)
     about = quantized_bytes(recorded(bound.architecture, plan.model), torch.bfloat16, bits)

@@ -142,7 +142,7 @@ def test_wrong_usage_is_told(words: tuple[str, ...], message: str, capsys: pytes
 def test_what_the_engine_has_kept_of_this_plan_is_the_default(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("engine.startup.calibration.user_folder", lambda name: tmp_path / name)
     assert main(["simulate", trace]) == 2
     assert "nothing was measured of this plan on this machine" in capsys.readouterr().err
     sizing = size_plan(())

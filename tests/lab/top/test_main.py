@@ -55,7 +55,7 @@ def test_of_several_engines_each_has_a_row_and_sums_are_of_all(served_by_two, ca
     frame = json.loads(capsys.readouterr().out)
     assert [frame["engines"][name]["running"] for name in "ab"] == [3, 4] and frame["running"] == 7
     assert [frame["engines"][name]["latency"]["ttft_ms"]["n"] for name in "ab"] == [1, 0] and frame["latency"] == {}
-    assert len(frame["slowest"]) == 1 and frame["states"] == {"a": "serving", "b": "serving"}
+    assert len(frame["slowest"]) == 1 and frame["states"] == {"a": "ready", "b": "ready"}
     assert main(look) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "2 engines" in shown[0]

@@ -56,7 +56,7 @@ FLEET = msgspec.structs.replace(
     FRAME,
     latency={},
     engines={f"replica-{number}": FRAME for number in range(3)},
-    states={"replica-0": "serving", "replica-1": "restarting", "replica-2": "serving"},
+    states={"replica-0": "ready", "replica-1": "restarting", "replica-2": "ready"},
 )
 
 
@@ -89,16 +89,14 @@ def test_a_frame_has_all_its_figures(width):
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_fleet_has_a_row_for_each_engine_and_one_that_adds_up(width):
     shown = lines(width, frame=FLEET)
-    rows = [
-        line[line.index("replica-") :].split() for line in shown if "replica-" in line and "not serving" not in line
-    ]
+    rows = [line[line.index("replica-") :].split() for line in shown if "replica-" in line and "not ready" not in line]
     assert [row[:6] for row in rows] == [[f"replica-{at}", "256", "3", "82", "%", "12,345.6"] for at in range(3)]
     assert all({"1,141.4", "9,452.2"} <= set(row) for row in rows)
     red = [line for line in lines(width, frame=FLEET, force_terminal=True) if "\x1b[1;31mreplica" in line]
     assert len(red) == 1 and "replica-1" in red[0], "it does not serve"
-    assert "not serving: replica-1 (restarting)" in [line.strip() for line in shown]
-    healthy = msgspec.structs.replace(FLEET, states=dict.fromkeys(FLEET.states, "serving"))
-    assert "not serving" not in "".join(lines(width, frame=healthy))
+    assert "not ready: replica-1 (restarting)" in [line.strip() for line in shown]
+    healthy = msgspec.structs.replace(FLEET, states=dict.fromkeys(FLEET.states, "ready"))
+    assert "not ready" not in "".join(lines(width, frame=healthy))
 
 
 def test_wide_ones_have_whole_ids_and_narrow_ones_their_ends():

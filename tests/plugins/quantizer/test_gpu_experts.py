@@ -9,11 +9,10 @@ from tests.plugins.quantizer.checkpoint import test_mxfp4
 from tests.plugins.quantizer.checkpoint.mixtures import difference, loop, write_mixture
 from tests.plugins.quantizer.checkpoint.reference import LARGEST
 from tests.plugins.quantizer.checkpoint.writers import CASES
-from tests.selection import few
 
 
-@few(1)
-@pytest.mark.parametrize("name", ["ct w4 g32 asym", pytest.param("fp8 block", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ct w4 g32 asym", "fp8 block"])
 def test_experts_one_by_one(name: str, tmp_path: Path) -> None:
     assert difference(*write_mixture(tmp_path, CASES[name], layers=1), "triton") <= LARGEST
 

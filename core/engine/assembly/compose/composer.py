@@ -26,6 +26,8 @@ MOST_KEPT = 256
 """Compositions of this process."""
 
 _composed: dict[Hashable, tuple[Any, Mapping[str, Any]]] = {}
+_stored: dict[Hashable, dict[str, Any]] = {}
+"""What Hydra's store holds of ours, by what decides it. Hydra copies what it loads."""
 
 
 class Composer(Catalogue):
@@ -41,11 +43,13 @@ class Composer(Catalogue):
         and is read each time."""
         if self.searchpaths:
             return self._compose(groups)
-        key = (tuple(groups), self._schemas(), _own_files())
+        shelf = (self._schemas(), _own_files())
+        key = (tuple(groups), shelf)
         if key not in _composed:
             if len(_composed) == MOST_KEPT:
                 _composed.clear()
-            _composed[key] = self._compose(groups)
+                _stored.clear()
+            _composed[key] = self._compose(groups, shelf)
         return _composed[key]
 
     def _schemas(self) -> tuple[Hashable, ...]:
@@ -53,7 +57,7 @@ class Composer(Catalogue):
         offers = ((offer.slot, offer.qualified, offer.config_class) for offer in self._discovered.offers)
         return (*offers, *self._picked.items())
 
-    def _compose(self, groups: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
+    def _compose(self, groups: Sequence[str], shelf: Hashable = None) -> tuple[Any, Mapping[str, Any]]:
         import yaml
         from hydra import compose
         from hydra.errors import HydraException
@@ -61,7 +65,7 @@ class Composer(Catalogue):
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            with self._hydra():
+            with self._hydra(shelf):
                 root = compose("config", overrides=[self._searchpath_override(), *groups], return_hydra_config=True)
             choices = dict(root.hydra.runtime.choices)
             with open_dict(root):
@@ -71,22 +75,30 @@ class Composer(Catalogue):
             raise AssemblyError([f"the configuration does not compose: {first_lines(error)}"]) from error
 
     @contextmanager
-    def _hydra(self) -> Iterator[None]:
-        """Hydra's process-wide singletons hold our configuration inside this block and are restored after it."""
+    def _hydra(self, shelf: Hashable) -> Iterator[None]:
+        """Hydra's process-wide singletons hold our configuration inside this block and are restored after it.
+        ``shelf``: what its store holds is kept by that name; ``None``: it is not."""
         import hydra
+        from hydra.conf import HydraConf
         from hydra.core.config_store import ConfigStore
         from hydra.core.global_hydra import GlobalHydra
 
         version = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
         store, instance = ConfigStore.instance(), GlobalHydra.instance()
         before_store, before_hydra = store.repo, instance.hydra
-        store.repo = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET)}
+        others = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET, "hydra")}
+        store.repo = others | _stored.get(shelf, {})
         instance.clear()
         try:
             with warnings.catch_warnings(), hydra.initialize_config_dir(str(conf_dir()), job_name="engine", **version):
                 warnings.simplefilter("ignore")
-                store.store(SETTINGS_NODE, _root_schema(), package="_global_")
-                self._store_providers(store)
+                if shelf not in _stored:
+                    # Nothing is launched or logged by Hydra: its own groups would take a third of the time.
+                    store.store(group="hydra", name="config", node=HydraConf(defaults=["_self_"]), provider="engine")
+                    store.store(SETTINGS_NODE, _root_schema(), package="_global_")
+                    self._store_providers(store)
+                    if shelf is not None:
+                        _stored[shelf] = {key: node for key, node in store.repo.items() if key not in others}
                 yield
         finally:
             store.repo = before_store

@@ -48,12 +48,25 @@ def plain_values(node: Any) -> Any:
 
 
 def merge(config: Any, plain: Mapping[str, Any], prefix: str) -> list[str]:
-    """Merge values from YAML, key by key, so that each mistake is reported."""
-    problems = []
+    """Merge values from YAML, key by key, so that each mistake is reported. Most are defaults, and there."""
+    problems, there = [], plain_values(config)
     for key, value in plain.items():
+        if key in there and _same(value, there[key]):
+            continue
         text = f"{prefix}.{key}" if prefix else key
         problems += assign(config, str(key), value, text, f"{text}={value}")
     return problems
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, and of the same types: ``True`` is no 1."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
 
 
 def assign(config: Any, key: str, value: Any, full_key: str, shown: str) -> list[str]:

@@ -9,19 +9,18 @@ from functools import partial
 from aiohttp import web
 
 from engine.contracts.config import Settings
-from engine.contracts.exporter import CountersExporter, Exporter
+from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
-from engine.http import middleware
 from engine.http.bodies import Bodies
-from engine.http.cross_origin import CrossOrigin
 from engine.http.endpoints import ENDPOINTS
 from engine.http.gateway import routes
 from engine.http.gateway.answering import answer
 from engine.http.gateway.state import GATEWAY, GatewayState
 from engine.http.gateway.tiers import TIERS, Tiers
+from engine.http.middleware import application
 from engine.http.proxy import new_session
 from engine.http.routes.metrics import metrics
-from engine.http.state import LISTENER, Recorder
+from engine.http.state import Recorder, watch
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
 from engine.service.keys import Keys
@@ -38,9 +37,7 @@ def build_gateway(
     """Call inside a running event loop. ``environ``: has the keys of targets. Raises :class:`AssemblyError`
     where ``server.keys`` or the table of a cascade cannot be read."""
     targets = Targets(settings.gateway, environ)
-    for exporter in exporters:
-        if isinstance(exporter, CountersExporter):
-            exporter.watch(targets.readings)
+    watch(exporters, targets.readings)
     state = GatewayState(
         settings=settings.server,
         keys=None if settings.server.keys is None else Keys(settings.server.keys),
@@ -53,12 +50,9 @@ def build_gateway(
         bodies=Bodies(settings.server.max_body_bytes),
         bus=EventBus([Recorder(targets.count), *exporters]),
     )
-    cross_origin = CrossOrigin(settings.server.cors_origins)
-    app = web.Application(middlewares=[middleware.account, cross_origin.answer_preflight, middleware.authorise])
-    app[LISTENER] = app[GATEWAY] = state
+    app = application(state)
+    app[GATEWAY] = state
     app[TIERS] = Tiers.of(settings.gateway)
-    app.on_response_prepare.append(middleware.stamp)
-    app.on_response_prepare.append(cross_origin.stamp)
     app.cleanup_ctx.append(_resources)
     for endpoint in ENDPOINTS:
         app.router.add_post(endpoint.path, partial(answer, endpoint, endpoint.kind))

@@ -21,12 +21,10 @@ from engine.contracts.router import ApiRequest
 from engine.http.gateway.asked import body_for
 from engine.http.gateway.own_requests import NotAnswered, ask
 from engine.http.gateway.state import Chosen, GatewayState
-from engine.http.gateway.usage import usage_of
+from engine.http.gateway.usage import cost_of, usage_of
 from engine.service.confidence import confidence, read_calibration
 from engine.service.logs import Repeated
 from engine.service.targets import Target, taking
-
-PATH = "/v1/chat/completions"
 
 
 class _Token(msgspec.Struct):
@@ -95,15 +93,14 @@ class Cascade:
         assert state.session is not None
         try:
             found = await ask(
-                state.session, state.gateway, target, PATH, body, len(api.prompts[0]),
+                state.session, state.gateway, target, body, len(api.prompts[0]),
                 f"{api.request_id}-look", self.settings.limit_s,
             )  # fmt: skip
         except NotAnswered as error:
             if error.is_failure:
                 target.breaker.failed()
             return Look("failed", str(error), target.id)
-        usage = usage_of(found)
-        cost = 0.0 if target.provider is None or usage is None else usage.cost(target.provider)
+        cost = cost_of(usage_of(found), target.provider)
         logprobs = logprobs_of(found)
         if logprobs is None:
             self._no_logprobs.warning(model=api.model, target=target.id, request_id=api.request_id)

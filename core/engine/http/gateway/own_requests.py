@@ -12,6 +12,7 @@ from engine.http.gateway.reading import read_at_most
 from engine.service.load import Share
 from engine.service.targets import Target
 
+PATH = "/v1/chat/completions"
 MOST_BYTES = 256 * 1024
 """Of an answer."""
 
@@ -27,10 +28,10 @@ class NotAnswered(Exception):
 
 
 async def ask(
-    session: aiohttp.ClientSession, settings: GatewaySettings, target: Target, path: str, body: bytes, tokens: int,
+    session: aiohttp.ClientSession, settings: GatewaySettings, target: Target, body: bytes, tokens: int,
     request_id: str, limit_s: float,
 ) -> bytes:  # fmt: skip
-    """The bytes of an answer of status 200. ``path``: of the endpoint. ``tokens``: of the prompt, which count as the
+    """The bytes of an answer of status 200. ``tokens``: of the prompt, which count as the
     target's load. Raises :class:`NotAnswered`."""
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Request-Id": request_id}
     share = Share(target.load, tokens, 0)
@@ -38,7 +39,7 @@ async def ask(
         async with (
             asyncio.timeout(limit_s),
             session.post(
-                target.at_path(path),
+                target.at_path(PATH),
                 data=body,
                 headers=headers | headers_for(target),
                 timeout=timeout_of(settings),

@@ -20,7 +20,7 @@ from engine.http.gateway.asked import Asked
 from engine.http.gateway.failures import Elsewhere, Failure
 from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.reading import COMMENTS, NoAnswer, read_at_most
-from engine.http.gateway.usage import Usage, UsageReader, usage_of
+from engine.http.gateway.usage import Usage, UsageReader, cost_of, usage_of
 from engine.http.sse import WRITE_TIMEOUT_S, DeferredHeaders
 from engine.service.attempts import Attempt, Order
 from engine.service.errors import ApiError
@@ -412,7 +412,7 @@ class Passing:
             self._attempts,
             "" if attempt is None else attempt.model,
             self._expected_ms or 0.0,
-            0.0 if provider is None or usage is None else usage.cost(provider),
+            cost_of(usage, provider),
             asked.chosen.name,
             self._model_reason,
         )

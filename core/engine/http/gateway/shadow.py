@@ -20,11 +20,10 @@ from engine.contracts.router import ApiRequest
 from engine.http.gateway.asked import Copy, body_for
 from engine.http.gateway.own_requests import MOST_BYTES, NotAnswered, ask
 from engine.http.gateway.state import GatewayState
-from engine.http.gateway.usage import usage_of
+from engine.http.gateway.usage import cost_of, usage_of
 from engine.service.agreement import agree
 from engine.service.targets import Target
 
-PATH = "/v1/chat/completions"
 MOST_BODY_BYTES = 64 * 1024
 """Requests with more are not compared: they are kept until their answer is over."""
 TOOLS = (b'"tools"', b'"functions"')
@@ -110,9 +109,7 @@ class Shadows:
         assert state.session is not None
         limit_s = (target.provider or state.gateway).first_byte_s
         request_id = f"{drawn.request_id}-shadow"
-        asking = asyncio.create_task(
-            ask(state.session, state.gateway, target, PATH, body, drawn.tokens, request_id, limit_s)
-        )
+        asking = asyncio.create_task(ask(state.session, state.gateway, target, body, drawn.tokens, request_id, limit_s))
         result, cost = "failed", 0.0
         try:
             while not asking.done():
@@ -120,8 +117,7 @@ class Shadows:
                 if target.provider is None and target.load.sequences > 1:
                     asking.cancel()
             data = await asking
-            usage, other = usage_of(data), text_of(data)
-            cost = 0.0 if target.provider is None or usage is None else usage.cost(target.provider)
+            cost, other = cost_of(usage_of(data), target.provider), text_of(data)
             if other is not None:
                 result = "agrees" if agree(answer, other) else "differs"
         except NotAnswered as error:

@@ -36,6 +36,11 @@ class Usage(msgspec.Struct, frozen=True):
         return (input_cost + self.completion_tokens * provider.output_price) / 1e6
 
 
+def cost_of(usage: Usage | None, provider: ProviderSettings | None) -> float:
+    """Of a target's answer; 0: it is no provider's, or says no usage."""
+    return 0.0 if provider is None or usage is None else usage.cost(provider)
+
+
 class _Answer(msgspec.Struct):
     """Its parts as they were written: of them all, only the usage is read."""
 

@@ -106,8 +106,8 @@ const state = document.getElementById("state");
 async function showState() {
   try {
     const { engine } = await getJson("health", { quiet: true });
-    state.textContent = engine === "serving" ? "ready" : engine;
-    state.dataset.state = engine === "serving" ? "good" : "wait";
+    state.textContent = engine;
+    state.dataset.state = engine === "ready" ? "good" : "wait";
   } catch {
     state.textContent = "not reachable";
     state.dataset.state = "bad";

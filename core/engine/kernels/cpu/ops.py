@@ -37,7 +37,7 @@ from engine.kernels.cpu.head_ops import joined_heads, multiplied_heads, sliced_h
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.linear import NativeLinear, PackedLinear
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
-from engine.kernels.torch.ops import head_call, lower_embed, part_columns, scale_factor
+from engine.kernels.torch.ops import linear_call, lower_embed, scale_factor
 from engine.models.fuse import Fused, Match
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
@@ -95,17 +95,7 @@ def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights
 
 def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weights) -> Lowered:
     packed = weights.linear(op.spec, tied=op.tied)
-    linear = native_linear(packed)
-    if op.spec.kind == "head":
-        return Lowered(head_call(linear), packed.label, obstacle(packed))
-    columns = part_columns(op.spec)
-
-    def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
-        y = linear(x)
-        return tuple(y[:, part] for part in columns)
-
-    call = several if len(columns) > 1 else lambda context, x: linear(x)
-    return Lowered(call, packed.label, obstacle(packed))
+    return Lowered(linear_call(op.spec, native_linear(packed)), packed.label, obstacle(packed))
 
 
 def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -124,24 +124,22 @@ def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) 
 
 
 def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    spec = op.spec
-    packed = weights.linear(spec, tied=op.tied)
-    linear = packed.apply if lowering.fused else packed.reference
+    packed = weights.linear(op.spec, tied=op.tied)
+    return Lowered(linear_call(op.spec, packed.apply if lowering.fused else packed.reference), packed.label)
+
+
+def linear_call(spec: LinearSpec, linear: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """float32 logits of a head; of another layer its output, each part apart where there are several."""
     if spec.kind == "head":
-        return Lowered(head_call(linear), packed.label)
-    columns = part_columns(spec)
+        return head_call(linear)
+    ends = list(accumulate(spec.outputs))
+    columns = [slice(end - size, end) for end, size in zip(ends, spec.outputs, strict=True)]
 
     def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
         y = linear(x)
         return tuple(y[:, part] for part in columns)
 
-    return Lowered(several if len(columns) > 1 else lambda context, x: linear(x), packed.label)
-
-
-def part_columns(spec: LinearSpec) -> tuple[slice, ...]:
-    """Where each part of a linear layer is in its output."""
-    ends = list(accumulate(spec.outputs))
-    return tuple(slice(end - size, end) for end, size in zip(ends, spec.outputs, strict=True))
+    return several if len(columns) > 1 else lambda context, x: linear(x)
 
 
 def head_call(linear: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

@@ -137,6 +137,7 @@ def test_231_groups_over_two_ranks(tmp_path: Path) -> None:
     assert [spec.in_features // 16 for spec in downs(ranks)] == [116, 115]
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["gptq w4 g16 asym desc_act", "ct w4 g16 asym actorder"])
 def test_layers_in_activation_order_are_cut_along_their_outputs(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path, CASES[name])
@@ -177,6 +178,7 @@ def test_experts_over_ranks(name: str, kernels: Kernels, layout: str, tmp_path: 
         check(mixture(folder), mixtures.reader(folder), LAYOUTS[layout], kernels)
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["ct w4 g16 asym actorder", "gptq w4 g16 asym desc_act"])
 def test_experts_in_activation_order_are_spread_whole(name: str, tmp_path: Path) -> None:
     folder, _ = mixtures.write_mixture(tmp_path, CASES[name])
@@ -188,6 +190,7 @@ def test_experts_in_activation_order_are_spread_whole(name: str, tmp_path: Path)
         check(model, quantizer, Layout(2))
 
 
+@few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_experts_in_mxfp4(layout: str, kernels: Kernels, tmp_path: Path) -> None:

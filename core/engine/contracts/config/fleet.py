@@ -1,0 +1,63 @@
+"""Several engines behind one listener, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.contracts.config.checks import at_least, between
+
+MOST_REPLICAS = 64
+
+
+@dataclass(frozen=True)
+class AutoscaleSettings:
+    """More and fewer engines as the load asks for them."""
+
+    min: int = 1
+    """Fewest engines. 0: the last one ends where nothing is left to do, and requests wait while one starts again."""
+    max: int | None = None
+    """Most engines: memory and devices are shared out for so many. null: their number does not change by itself."""
+    backlog_s: float = 2.0
+    """One more is started where prompts for more than so many seconds of computing wait at each engine, or no row or KV
+    block is left,"""
+    up_after_s: float = 2.0
+    """for so long."""
+    down_after_s: float = 120.0
+    """One ends where the others would be at most half full without it, for so long."""
+
+    def __post_init__(self) -> None:
+        between("fleet.autoscale.min", self.min, 0, MOST_REPLICAS)
+        if self.max is None:
+            if self.min != 1:
+                raise ValueError(f"fleet.autoscale.min={self.min} needs fleet.autoscale.max, the most engines")
+        else:
+            between("fleet.autoscale.max", self.max, max(1, self.min), MOST_REPLICAS)
+        at_least("fleet.autoscale.backlog_s", self.backlog_s, 0.1)
+        at_least("fleet.autoscale.up_after_s", self.up_after_s, 0)
+        at_least("fleet.autoscale.down_after_s", self.down_after_s, 1)
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """Several engines behind one listener."""
+
+    replicas: int = 1
+    """Engines with this plan, each in a process of its own. They share the CPU cores and the memory of this machine; on
+    GPUs each takes the next devices. With ``fleet.autoscale.max`` it is that, of which some are stopped."""
+    autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
+
+    def __post_init__(self) -> None:
+        between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
+        most = self.autoscale.max
+        if most is not None and self.replicas not in (1, most):
+            raise ValueError(
+                f"fleet.replicas={self.replicas} and fleet.autoscale.max={most}: leave fleet.replicas out; "
+                "fleet.autoscale.min is how many there are at the start"
+            )
+        object.__setattr__(self, "replicas", most or self.replicas)
+
+    @property
+    def at_start(self) -> int | None:
+        """Engines that are started with the server: at least one, which shows whether the plan can run; ``None``:
+        all."""
+        return None if self.autoscale.max is None else max(1, self.autoscale.min)
