@@ -185,6 +185,27 @@ async def test_a_gateway_keeps_tenants_apart_at_its_targets(tmp_path: Path) -> N
 
 
 @in_loop
+async def test_each_prompt_counts_for_the_limit_of_a_key_at_a_gateway(tmp_path: Path) -> None:
+    a = Backend("a")
+    async with before(a, server={"keys": written(tmp_path, ENTRIES)}) as client:
+        body = {"model": "tiny", "prompt": ["a", "b", "c"]}
+        status, found = await client.post("/v1/completions", body, key("night"))
+        assert (status, found["error"]["code"]) == (429, "key_limit") and not a.asked
+
+
+@in_loop
+async def test_a_gateway_tells_its_targets_the_priority_of_a_key(tmp_path: Path) -> None:
+    a = Backend("a")
+    async with before(a, server={"keys": written(tmp_path, ENTRIES)}) as client:
+        for name, fields in (("night", {}), ("night", {"priority": None}), ("night", {"priority": 9}), ("ann", {})):
+            assert (await client.ask(CHAT, True, key(name), **fields)).words == a.words
+        assert [json.loads(one.body).get("priority") for one in a.asked] == [7, 7, 9, None]
+        for urgent in (0, 6, -(10**30)):
+            assert (await client.ask(CHAT, True, key("night"), priority=urgent)).status == 400
+        assert len(a.asked) == 4
+
+
+@in_loop
 async def test_a_gateway_asks_its_targets_for_the_class_of_a_key(tmp_path: Path) -> None:
     a, p, asks = Backend("a"), Backend("p"), "X-SLO-Class: batch"
     path = written(tmp_path, [entry("ann", "key-of-ann", slo=["chat", "batch"]), entry("eve", "key-of-eve")])

@@ -116,6 +116,22 @@ def test_late_ones_teach_nothing_about_those_in_time() -> None:
     assert engine.forecast.expect(CHAT, 100).ms == before
 
 
+def test_late_ones_do_not_hide_how_much_sooner_those_in_time_may_come() -> None:
+    """Where most are late, a percentile of all errors would be theirs."""
+    engine = Engine()
+    engine.learn()
+    for number in range(3000):
+        expected = engine.send(CHAT, 150)
+        engine.queue.clear()
+        engine.now += 8.0 if number % 10 else 0.22 if number % 30 else 0.4
+        engine.forecast.first_token(expected)
+    engine.forecast.sent(engine.forecast.expect(CHAT, 50))
+    asked = engine.forecast.expect(CHAT, 100)
+    assert asked.ms is not None
+    assert not engine.forecast.is_too_late(asked, elapsed_ms=530.0 - asked.ms), "two of three come 60 ms sooner"
+    assert engine.forecast.is_too_late(asked, elapsed_ms=600.0 - asked.ms)
+
+
 def test_who_has_ended_is_not_waited_for() -> None:
     engine = Engine()
     gone = engine.send(CHAT, 300)

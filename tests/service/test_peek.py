@@ -64,6 +64,30 @@ def test_a_long_prompt_is_placed_like_its_beginning() -> None:
     assert units(data + b"efgh") == units(data)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [
+        ('"a, b"', 1), ('""', 1), ("[1, 2, 3]", 1), ('["a, b"]', 1),
+        ("[]", 1), ("null", 1), ("7", 1), ("[[1, 2, 3]]", 1),
+        ('["a", "b"]', 2), (' [ "a"\n,\t"b" ] ', 2), ('["a\\",\\"b", "[", "],["]', 3),
+        ('["", "", ""]', 3), ("[[1], [2, 3]]", 2),
+        ('["a", [1], "\\\\"]', 3), ("[" + ",".join(['"a"'] * 500) + "]", MOST_CHOICES),
+    ],
+)  # fmt: skip
+def test_each_prompt_is_a_sequence(prompt: str, count: int) -> None:
+    for n in (1, 2):
+        body = f'{{"n": {n}, "prompt" :{prompt}}}'.encode()
+        assert peek(body, ("prompt",)).n == min(n * count, MOST_CHOICES)
+    assert peek(f'{{"prompt": {prompt}, "n": -5}}'.encode(), ("prompt",)).n == count
+
+
+@given(st.lists(st.text() | st.lists(st.integers(0, 99), min_size=1), min_size=1, max_size=9))
+def test_any_list_of_prompts_is_counted(prompts: list[Any]) -> None:
+    for ascii_only in (True, False):
+        data = json.dumps({"prompt": prompts}, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+        assert peek(data, ("prompt",)).n == len(prompts)
+
+
 @pytest.mark.parametrize(("sent", "n"), [(0, 1), (-5, 1), (2, 2), (10**30, MOST_CHOICES), (True, 1)])
 def test_the_number_of_answers_is_bounded(sent: int, n: int) -> None:
     assert of({"n": sent}).n == n

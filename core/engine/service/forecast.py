@@ -14,7 +14,7 @@ from engine.service.first_byte import FirstByteModel
 from engine.service.promises import DEFAULT_CLASS, Promise
 
 FEWEST_ERRORS = 20
-"""With fewer of them nothing is said of their 90th percentile."""
+"""With fewer of them nothing is said of their percentiles."""
 MOST_ERRORS = 200
 """Of each class: the newest."""
 
@@ -43,7 +43,10 @@ class _Measured:
     model: FirstByteModel
     """Of those in time: what makes way because it is late says nothing of those that do not."""
     errors_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
-    """How much later the first token was expected than it came; below 0: sooner."""
+    """How much later the first token was expected than it came; below 0: sooner. Of all."""
+    errors_in_time_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
+    """Of those in time, which the line is of. Those that were late came later than expected, since they made way: the
+    more of them, the less a percentile of all errors says of how much sooner one may come."""
 
 
 class Forecast:
@@ -67,15 +70,15 @@ class Forecast:
         return Expected(promise, tokens, ahead, now_s, due_s, ms)
 
     def is_too_late(self, expected: Expected, elapsed_ms: float = 0.0) -> bool:
-        """Whether the first token is expected too late, even if it comes as much sooner as only a tenth have. Never
-        where nobody waits before it, so an engine that has become faster is found out. ``elapsed_ms``: since the
+        """Whether the first token is expected too late, even if it comes as much sooner as half of those in time have.
+        Never where nobody waits before it, so an engine that has become faster is found out. ``elapsed_ms``: since the
         request came."""
         promise, measured = expected.promise, self._classes[_name(expected.promise)]
         if promise is None or not expected.ahead or expected.ms is None:
             return False
-        if len(measured.errors_ms) < FEWEST_ERRORS:
+        if len(measured.errors_in_time_ms) < FEWEST_ERRORS:
             return False
-        (sooner_ms,) = percentiles([(max(0.0, error), 1) for error in measured.errors_ms], (90,))
+        (sooner_ms,) = percentiles([(max(0.0, error), 1) for error in measured.errors_in_time_ms], (50,))
         return elapsed_ms + expected.ms - sooner_ms > promise.slo.ttft_ms
 
     def sent(self, expected: Expected) -> None:
@@ -89,10 +92,13 @@ class Forecast:
         self._waiting.remove(expected)
         at_s = self._clock() if at_s is None else at_s
         ms, measured = (at_s - expected.sent_s) * 1e3, self._classes[_name(expected.promise)]
-        if at_s <= expected.due_s:
+        is_in_time = at_s <= expected.due_s
+        if is_in_time:
             measured.model.add(expected.ahead + expected.tokens, ms)
         if expected.ms is not None:
             measured.errors_ms.append(expected.ms - ms)
+            if is_in_time:
+                measured.errors_in_time_ms.append(expected.ms - ms)
 
     def end(self, expected: Expected) -> None:
         """It waits no longer. Idempotent."""

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from engine.assembly.errors import AssemblyError
 from engine.service.addresses import network_of
+from engine.service.errors import bad_request
 
 LOOKED_AT_S = 1.0
 """A file that has changed is read again so soon."""
@@ -59,6 +60,18 @@ class Caller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def salt_for(caller: Caller | None, cache_salt: str | None) -> str:
     """Under which a request's keys and values are cached."""
     return cache_salt or "" if caller is None else caller.salted(cache_salt or "")
+
+
+def priority_for(caller: Caller | None, asked: int | None, least: int | None = None) -> int | None:
+    """Of a request: what it asks for, or that of its key. ``least``: where its key has none. Raises :class:`ApiError`
+    ``invalid`` for one that is more urgent."""
+    by = "server.least_priority"
+    if caller is not None and caller.priority is not None:
+        least, by = caller.priority, "of its key"
+        asked = least if asked is None else asked
+    if asked is not None and least is not None and asked < least:
+        raise bad_request(f"priority must be at least {least} ({by}).", "priority")
+    return asked
 
 
 class Keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ SMALL_BYTES = 4096
 """Fields with more bytes are not shown to routers."""
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PROMPT = re.compile(rb'[\[,]\s*(?:"[^"\\]*(?:\\.[^"\\]*)*"|\[[^\]]*\])\s*')
+"""One of several: a text, or a list of token ids, and what is before it."""
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -31,7 +34,7 @@ class Peek(msgspec.Struct, frozen=True):
     prompt_fields: Mapping[str, bytes]
     """The same as JSON, by name."""
     n: int
-    """Answers that are asked for."""
+    """Sequences that are asked for: prompts times choices, :data:`MOST_CHOICES` at most."""
     stream: bool
     user: str | None
     cache_salt: str
@@ -61,13 +64,22 @@ def peek(body: bytes, prompt: Sequence[str], *, streams: bool = False) -> Peek:
         model=_must_be(fields, "model", str, None),
         prompt=units(b"".join([value.rstrip(b"]") for value in prompts.values()])),
         prompt_fields=prompts,
-        n=max(1, min(MOST_CHOICES, _must_be(fields, "n", int, 1))),
+        n=min(MOST_CHOICES, num_prompts(prompts.get("prompt", b"")) * max(1, _must_be(fields, "n", int, 1))),
         stream=_must_be(fields, "stream", bool, streams),
         user=_of(fields, "user", str, None),
         cache_salt=_of(fields, "cache_salt", str, ""),
         goes_on=fields.get("previous_response_id") is not None,
         fields=fields,
     )
+
+
+def num_prompts(data: bytes) -> int:
+    """In a field ``prompt`` as it was sent: one text or list of token ids, or a list of such. :data:`MOST_CHOICES` at
+    most: no more of them are looked at."""
+    count, at = 0, 0
+    while count < MOST_CHOICES and (found := _PROMPT.match(data, at)) is not None:
+        count, at = count + 1, found.end()
+    return max(1, count)
 
 
 def units(data: bytes) -> tuple[int, ...]:

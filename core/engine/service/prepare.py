@@ -19,7 +19,7 @@ from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
 from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
-from engine.service.keys import Caller, salt_for
+from engine.service.keys import Caller, priority_for, salt_for
 from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
 from engine.service.promises import Promise, promise
 from engine.service.protocol import GenerationRequest
@@ -144,7 +144,8 @@ def make_job(
     keys are told apart. ``promised``: the class that it asks for, if it asks for one. Raises :class:`ApiError`
     ``invalid``."""
     promised = promised or promise(engine.plan.settings.slo, caller, None)
-    options = _prioritised(options, caller, engine.plan.settings.server.least_priority)
+    priority = priority_for(caller, options.priority, engine.plan.settings.server.least_priority)
+    options = msgspec.structs.replace(options, priority=priority)
     use = reasoning_use(options, engine.tokenizer, lambda: engine.decode(prompts.tokens[0][-TAIL_TOKENS:]))
     api = ApiRequest(
         request_id=f"{options.id_prefix}{uuid.uuid4().hex}",
@@ -164,18 +165,6 @@ def make_job(
     check_echoed_logprobs(api)
     now, fingerprint = int(time.time()), engine.fingerprint
     return Job(api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised)
-
-
-def _prioritised(options: GenerationRequest, caller: Caller | None, least: int) -> GenerationRequest:
-    """With the priority of its key, which it may only lower."""
-    by = "server.least_priority"
-    if caller is not None and caller.priority is not None:
-        least, by = caller.priority, "of its key"
-        if options.priority is None:
-            return msgspec.structs.replace(options, priority=least)
-    if options.priority is not None and options.priority < least:
-        raise bad_request(f"priority must be at least {least} ({by}).", "priority")
-    return options
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:

@@ -98,8 +98,7 @@ class TieredRouter(PrefixRouter):
         whole = sum(map(len, request.prompt.values()))
         begins = beginning(request.prompt) if whole <= MOST_READ_BYTES else []
         size = sum(map(_tokens, begins)) or whole // UNIT_BYTES
-        simple = is_simple(request.prompt, request.fields, begins)
-        if size < self._small and simple:
+        if size < self._small and is_simple(request.prompt, request.fields, begins):  # signs of a long one cost time
             tier, reason = 0, "short and simple"
         elif size < self._small or (last > 1 and size < self._medium):
             tier = min(1, last) if last > 1 else last

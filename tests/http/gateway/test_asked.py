@@ -10,7 +10,7 @@ import pytest
 from engine.contracts.config import ProviderSettings
 from engine.http.bodies import Bodies, Body
 from engine.http.chat_format import ChatFormat
-from engine.http.gateway.asked import Asked
+from engine.http.gateway.asked import Asked, Terms
 from engine.http.gateway.state import Chosen
 from engine.service.attempts import Attempt
 from engine.service.targets import Target
@@ -22,7 +22,8 @@ def asked(name: str, salt: str | None = None, stream: bool = False) -> Asked:
     nothing: Any = None
     body = Body(Bodies(1024), "a")
     body.data = BODY
-    return Asked(nothing, nothing, nothing, "chat", Chosen(name, {}), 1, stream, False, salt, None, body, ChatFormat)
+    terms = Terms({} if salt is None else {"cache_salt": salt})
+    return Asked(nothing, nothing, nothing, "chat", Chosen(name, {}), 1, stream, False, terms, body, ChatFormat)
 
 
 def test_a_body_of_which_nothing_changes_is_sent_as_it_came() -> None:

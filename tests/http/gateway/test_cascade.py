@@ -17,6 +17,7 @@ from engine.http.gateway.tiers import Tiers
 from engine.service.targets import MOST_FAILURES
 
 from ...service.fakes import in_loop
+from ...service.test_keys import entry, written
 from .fakes import (
     CHAT,
     MESSAGES,
@@ -166,6 +167,18 @@ async def test_requests_that_are_refused_say_nothing_of_the_target(tmp_path: Pat
         for _ in range(MOST_FAILURES):
             assert (await client.ask(stream=False, model="auto")).status == 400
         assert not client.target(small).takes_requests and len(small.asked) == 2 * MOST_FAILURES
+
+
+@in_loop
+async def test_a_look_is_taken_on_the_terms_of_its_client(tmp_path: Path) -> None:
+    small, large = Backend("s", then=SURE, models=("small",)), Backend("l", models=("large",))
+    path = written(tmp_path, [entry("night", "k", priority=7, slo=["batch"])])
+    async with before(small, large, server={"keys": path}, **cascade(tmp_path)) as client:
+        answer = await client.ask(CHAT, False, "Authorization: Bearer k", model="auto")
+        assert answer.words == small.words and is_look(small.asked[0])
+        terms = [(one.headers.get("x-slo-class"), json.loads(one.body)) for one in small.asked]
+        assert [(name, body["priority"]) for name, body in terms] == [("batch", 7)] * 2
+        assert terms[0][1]["cache_salt"] == terms[1][1]["cache_salt"] != ""
 
 
 @in_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from engine.counters.gateway import AGREEMENT, COST, REQUESTS, SHADOWS
 from engine.http.gateway.shadow import MOST_BODY_BYTES, text_of
 
 from ...service.fakes import in_loop
+from ...service.test_keys import entry, written
 from .fakes import (
     CHAT,
     MESSAGES,
@@ -96,6 +98,18 @@ async def test_without_being_asked_for_nothing_is_compared() -> None:
         assert (await client.ask(model="auto")).words == small.words
         await asyncio.sleep(0.05)
         assert not large.asked and "shadow" not in (await client.json("/engine/names"))["names"]["auto"]
+
+
+@in_loop
+async def test_a_shadow_is_sent_on_the_terms_of_its_client(tmp_path: Path) -> None:
+    small, large = Backend("s", models=("small",)), Backend("l", models=("large",))
+    path = written(tmp_path, [entry("night", "k", priority=7, slo=["batch"])])
+    async with before(small, large, server={"keys": path}, **ALL) as client:
+        assert (await client.ask(CHAT, True, "Authorization: Bearer k", model="auto")).words == small.words
+        await until(lambda: bool(large.asked))
+        (asked,), body = small.asked, json.loads(large.asked[0].body)
+        assert large.asked[0].headers["x-slo-class"] == "batch" and body["priority"] == 7
+        assert body["cache_salt"] == json.loads(asked.body)["cache_salt"]
 
 
 @in_loop

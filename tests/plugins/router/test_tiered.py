@@ -10,6 +10,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.router import ModelChoice, ModelRequest, ModelView
 from engine.testing.context import build_context
 from engine.testing.router import RouterConformance
+from engine_plugins.router import tiered
 from engine_plugins.router.tiered import (
     MOST_BEGINNING_BYTES,
     MOST_READ_BYTES,
@@ -190,3 +191,8 @@ def test_the_reason_is_the_rule_that_decided() -> None:
     assert choice("word " * 4000).reason == "long"
     assert choice("word " * 1000, models=(*TWO[:1], ModelView("medium", True), *TWO[1:])).reason == "of medium length"
     assert choice("word " * 200, models=short).reason == "too long for small"
+
+
+def test_no_signs_are_looked_for_where_the_length_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiered, "is_simple", lambda *_: pytest.fail("looked for"))
+    assert first("a(" * 4000) == "large"

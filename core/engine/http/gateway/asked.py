@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -16,8 +16,6 @@ from engine.service.admission import Flight
 from engine.service.attempts import Attempt
 from engine.service.rewriting import rewritten
 from engine.service.targets import Target
-
-NOTHING: Mapping[str, Any] = {}
 
 
 class Copy:
@@ -40,6 +38,16 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a client is served, by its key."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """That the body gets: what keeps its tenant's caches apart, and its priority."""
+    slo_class: str | None = None
+    """That own targets are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A request, as it came in."""
 
@@ -52,10 +60,7 @@ class Asked:
     stream: bool
     hides_usage: bool
     """The client does not want it in a stream."""
-    salt: str | None
-    """What keeps its tenant's caches apart; ``None``: what the client sent."""
-    slo_class: str | None
-    """That own targets are asked for."""
+    terms: Terms
     body: Body
     form: type[Format]
     copy: Copy | None = None
@@ -69,22 +74,19 @@ class Asked:
     def body_for(self, attempt: Attempt) -> bytes:
         target = attempt.target
         model = None if target.provider is None and attempt.model == self.chosen.name else attempt.model
-        if model is None and self.salt is None:
+        if model is None and not self.terms.fields:
             return self.body.data
-        return body_for(target, self.body.data, model, self.salt, streams=self.stream)
+        return body_for(target, self.body.data, model, self.terms.fields, streams=self.stream)
 
 
 def body_for(
-    target: Target, data: bytes, model: str | None, salt: str | None, more: Mapping[str, Any] = NOTHING, *,
-    streams: bool = False,
-) -> bytes:  # fmt: skip
-    """The body of a request as a target wants it. ``model``, ``salt``: ``None``: as they are. ``more``: further fields
-    that it gets, or loses where they are ``None``. ``streams``: a provider's stream shall end with its usage."""
-    provider, fields = target.provider, dict(more)
+    target: Target, data: bytes, model: str | None, given: Mapping[str, Any], *, streams: bool = False
+) -> bytes:
+    """The body of a request as a target wants it. ``model``: ``None``: as it is. ``given``: fields that it gets, or
+    loses where they are ``None``. ``streams``: a provider's stream shall end with its usage."""
+    provider, fields = target.provider, dict(given)
     if model is not None:
         fields["model"] = target.name_of(model)
-    if salt is not None:
-        fields["cache_salt"] = salt
     drop = {name for name, value in fields.items() if value is None} | {*(() if provider is None else provider.drop)}
     kept = {name: value for name, value in fields.items() if name not in drop}
     usage = provider is not None and streams and "stream_options" not in drop

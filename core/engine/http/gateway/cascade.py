@@ -18,7 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.config import CascadeSettings
 from engine.contracts.events import OwnRequestEvent
 from engine.contracts.router import ApiRequest
-from engine.http.gateway.asked import body_for
+from engine.http.gateway.asked import Terms, body_for
 from engine.http.gateway.own_requests import NotAnswered, ask
 from engine.http.gateway.state import Chosen, GatewayState
 from engine.http.gateway.usage import cost_of, usage_of
@@ -63,16 +63,13 @@ class Cascade:
         """Of confidence."""
         self._no_logprobs = Repeated("a cascade's model gives no log probabilities: the next larger one answers all")
 
-    async def choose(
-        self, state: GatewayState, api: ApiRequest, chosen: Chosen, data: bytes, salt: str | None
-    ) -> Chosen:
-        """The models in the order in which they are tried after a look, if there is one. ``data``: the body. ``salt``:
-        of the tenant."""
+    async def choose(self, state: GatewayState, api: ApiRequest, chosen: Chosen, data: bytes, terms: Terms) -> Chosen:
+        """The models in the order in which they are tried after a look, if there is one. ``data``: the body."""
         model, *others = chosen.models
         is_looked_at = api.kind == "chat" and api.n == 1 and (self.settings.streams or not api.stream)
         if model != self.table.model or not others or not is_looked_at:
             return chosen
-        look = await self._look(state, replace(api, model=model), chosen.models[model], data, salt)
+        look = await self._look(state, replace(api, model=model), chosen.models[model], data, terms)
         event = OwnRequestEvent(
             time.monotonic(), api.request_id, "look", look.result, chosen.name, model, look.server, look.cost
         )
@@ -83,18 +80,18 @@ class Cascade:
         return Chosen(chosen.name, models, f"{model}: {look.reason}")
 
     async def _look(
-        self, state: GatewayState, api: ApiRequest, targets: list[Target], data: bytes, salt: str | None
+        self, state: GatewayState, api: ApiRequest, targets: list[Target], data: bytes, terms: Terms
     ) -> Look:
         if (target := _placed(state, api, targets)) is None:
             return Look("failed", "no target takes requests")
-        fields: dict[str, Any] = {"stream": False, "stream_options": None, "temperature": 0}
+        fields: dict[str, Any] = {**terms.fields, "stream": False, "stream_options": None, "temperature": 0}
         fields |= {"logprobs": True, "top_logprobs": None}
-        body = body_for(target, data, api.model, salt, fields | _limited(api, self.table.tokens))
+        body = body_for(target, data, api.model, fields | _limited(api, self.table.tokens))
         assert state.session is not None
         try:
             found = await ask(
                 state.session, state.gateway, target, body, len(api.prompts[0]),
-                f"{api.request_id}-look", self.settings.limit_s,
+                f"{api.request_id}-look", self.settings.limit_s, terms.slo_class,
             )  # fmt: skip
         except NotAnswered as error:
             if error.is_failure:

@@ -10,6 +10,7 @@ from engine.contracts.config import GatewaySettings
 from engine.http.gateway.probing import headers_for, timeout_of
 from engine.http.gateway.reading import read_at_most
 from engine.service.load import Share
+from engine.service.promises import HEADER
 from engine.service.targets import Target
 
 PATH = "/v1/chat/completions"
@@ -29,11 +30,13 @@ class NotAnswered(Exception):
 
 async def ask(
     session: aiohttp.ClientSession, settings: GatewaySettings, target: Target, body: bytes, tokens: int,
-    request_id: str, limit_s: float,
+    request_id: str, limit_s: float, slo_class: str | None,
 ) -> bytes:  # fmt: skip
-    """The bytes of an answer of status 200. ``tokens``: of the prompt, which count as the
-    target's load. Raises :class:`NotAnswered`."""
+    """The bytes of an answer of status 200. ``tokens``: of the prompt, which count as the target's load.
+    ``slo_class``: that an own target is asked for. Raises :class:`NotAnswered`."""
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Request-Id": request_id}
+    if slo_class is not None and target.provider is None:
+        headers[HEADER] = slo_class
     share = Share(target.load, tokens, 0)
     try:
         async with (

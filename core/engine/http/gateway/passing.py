@@ -205,8 +205,8 @@ class Passing:
             **self._arrival.trace.headers(),
             **headers_for(target),
         }
-        if asked.slo_class is not None and target.provider is None:
-            headers[HEADER] = asked.slo_class
+        if asked.terms.slo_class is not None and target.provider is None:
+            headers[HEADER] = asked.terms.slo_class
         asking = self._state.session.post(
             target.at_path(asked.http.path),
             data=asked.body_for(attempt),

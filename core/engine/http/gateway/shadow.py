@@ -1,7 +1,7 @@
 """Whether a smaller model answers as the largest one does: some requests are sent to both, and the answers compared.
 
-The client's answer is over by then. The largest model gets the request as the smaller one got it, with the tenant's
-salt, and only where one of its targets is idle: a client's request that arrives meanwhile ends it.
+The client's answer is over by then. The largest model gets the request as the smaller one got it, on the same
+terms, and only where one of its targets is idle: a client's request that arrives meanwhile ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from engine.contracts.config import ShadowSettings
 from engine.contracts.events import OwnRequestEvent
 from engine.contracts.router import ApiRequest
-from engine.http.gateway.asked import Copy, body_for
+from engine.http.gateway.asked import Copy, Terms, body_for
 from engine.http.gateway.own_requests import MOST_BYTES, NotAnswered, ask
 from engine.http.gateway.state import GatewayState
 from engine.http.gateway.usage import cost_of, usage_of
@@ -54,7 +54,7 @@ class Drawn:
     request_id: str
     data: bytes
     """Of its body."""
-    salt: str | None
+    terms: Terms
     tokens: int
     stream: bool
     copy: Copy
@@ -71,12 +71,12 @@ class Shadows:
         self._random = random.Random()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def draw(self, api: ApiRequest, data: bytes, salt: str | None) -> Drawn | None:
+    def draw(self, api: ApiRequest, data: bytes, terms: Terms) -> Drawn | None:
         """``None``: this one is not compared. ``data``: of its body."""
         is_compared = api.kind == "chat" and api.n == 1 and len(data) <= MOST_BODY_BYTES
         if not is_compared or any(name in data for name in TOOLS) or self._random.random() >= self.settings.share:
             return None
-        return Drawn(api.request_id, data, salt, len(api.prompts[0]), api.stream, Copy(MOST_BYTES))
+        return Drawn(api.request_id, data, terms, len(api.prompts[0]), api.stream, Copy(MOST_BYTES))
 
     def follow(self, state: GatewayState, drawn: Drawn, model: str) -> None:
         """Send it to the largest model, too, now that ``model`` has answered."""
@@ -105,11 +105,14 @@ class Shadows:
         return next((target for target in own if target.takes_requests and not target.load.sequences), None)
 
     async def _compare(self, state: GatewayState, drawn: Drawn, model: str, answer: str, target: Target) -> None:
-        body = body_for(target, drawn.data, self.largest, drawn.salt, {"stream": False, "stream_options": None})
+        given = {**drawn.terms.fields, "stream": False, "stream_options": None}
+        body = body_for(target, drawn.data, self.largest, given)
         assert state.session is not None
         limit_s = (target.provider or state.gateway).first_byte_s
         request_id = f"{drawn.request_id}-shadow"
-        asking = asyncio.create_task(ask(state.session, state.gateway, target, body, drawn.tokens, request_id, limit_s))
+        tokens, slo_class = drawn.tokens, drawn.terms.slo_class
+        asked = ask(state.session, state.gateway, target, body, tokens, request_id, limit_s, slo_class)
+        asking = asyncio.create_task(asked)
         result, cost = "failed", 0.0
         try:
             while not asking.done():
