@@ -28,7 +28,7 @@ from engine.contracts.embedder import Embedder
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.parallelism import Launcher
+from engine.contracts.parallelism import EngineLauncher, Launcher
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     KeepingQuantizer,
@@ -74,7 +74,7 @@ SLOTS: dict[str, Slot] = {
             (NestedArchitecture,),
             suite="engine.testing.architecture:suite_for",
         ),
-        Slot("parallelism", Launcher, config=ParallelismConfig),
+        Slot("parallelism", Launcher, (EngineLauncher,), config=ParallelismConfig),
         Slot(
             "communicator",
             Communicator,
