@@ -50,6 +50,8 @@ REACH_S = 5.0
 """How long the head of a cluster may take to accept a connection."""
 NODE_ID = "ray.io/node-id"
 """A label that Ray gives every node."""
+PLACED_S = 5.0
+"""How long Ray may take to start a process on a machine that has room."""
 ANSWER_S = 0.05
 """How long an actor that lives may take to answer: one whose machine is gone never does."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -247,7 +249,7 @@ class RayLauncher:
         """Where Ray has room for an engine, once it has."""
         ends, told = time.monotonic() + self._config.wait_s, _Once()
         asked = handle.node.remote()
-        while not self._ray.wait([asked], timeout=1.0)[0]:
+        while not self._ray.wait([asked], timeout=PLACED_S)[0]:
             lacks, busy = lacking_for_engine(self._nodes(), needed), f"a machine with {amounts(needed)} free"
             if lacks and all(node.alive for node in self._nodes()):
                 raise LauncherError(lacks)
