@@ -20,11 +20,15 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.assembly.values import class_path, to_plain
+from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
 from engine.loop.messages import EngineInfo
+from engine.ranks.messages import Assignment
 from engine.service.supervisor import Supervisor
 from engine.startup import engine_process, process
+from engine.startup.joined import Joined
+from engine.startup.launching import alone, job_of
 from engine.startup.process import ProcessEngineClient
 from tests.startup.fake_launcher import FakeConfig
 
@@ -72,6 +76,29 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
         return True
+
+
+def test_it_is_alone_where_it_runs_and_takes_no_more_than_its_share_of_what_is_free(
+    local: EnginePlan, tmp_path: Path
+) -> None:
+    plan = launched(local, tmp_path)
+    assert alone(plan, None).memory_bytes is None
+    for share, least, most in ((2**20, 2**20, 2**20), (2**50, 2**24, 2**50 - 1)):
+        sent = alone(plan, share)
+        assert sent.launcher is None and sent.settings.fleet.replicas == 1 and sent.memory_bytes == share
+        with socket.socket() as connection:
+            there = Joined(connection, "10.0.0.2", Assignment(0, sent.to_json(), 3, "10.0.0.2")).plan()
+        assert there.memory_bytes is not None and least <= there.memory_bytes <= most
+        assert there.settings.threads == 3 and there.ranks_here == 1
+
+
+def test_a_gpu_is_asked_for_each_rank_unless_they_share_one(local: EnginePlan) -> None:
+    config = local.choice("parallelism").config
+    for tp, share, gpus in ((1, False, 1), (2, False, 2), (2, True, 1)):
+        own = replace(local.choice("parallelism"), config={**config, "tp": tp, "share_devices": share})
+        plan = replace(local, device=DeviceFacts("cuda"), slots={**local.slots, "parallelism": (own,)})
+        assert (job_of(plan, 4, {}).gpus, job_of(plan, 4, {}).ranks) == (gpus, tp)
+    assert job_of(local, 4, {}).gpus == 0
 
 
 @pytest.fixture
