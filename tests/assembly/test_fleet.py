@@ -55,9 +55,8 @@ def test_engines_are_children_of_the_server_unless_a_launcher_is_named(plan):
     made = plan("fleet.replicas=2", "fleet.launcher=far", "threads=3", "parallelism.tp=2")
     assert (made.launcher.name, made.launcher.factory) == ("far", "engine_far:Far")
     assert EnginePlan.from_json(made.to_json()) == made
-    assert (
-        fleet(made) == "fleet: 2 engines, each with 2 ranks of 3 CPU threads of a machine that fleet.launcher=far finds"
-    )
+    each = "2 ranks of 3 CPU threads of a machine that fleet.launcher=far finds"
+    assert fleet(made) == f"fleet: 2 engines, each with {each}"
 
 
 def test_engines_elsewhere_share_nothing_of_this_machine(plan):
@@ -73,7 +72,7 @@ def test_engines_elsewhere_share_nothing_of_this_machine(plan):
     [
         (
             ["fleet.launcher=fra"],
-            "fleet.launcher=fra: no plugin of that name does; those that start engines are local, ",
+            "fleet.launcher=fra: no plugin of that name does; those that start engines are local",
         ),
         (["fleet.launcher=threads"], "fleet.launcher=threads: no plugin of that name does"),
         (["fleet.launcher=farther"], "fleet.launcher=farther: its library is not installed"),
