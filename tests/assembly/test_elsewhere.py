@@ -29,7 +29,7 @@ def test_what_cannot_run_on_it_is_refused_with_every_reason(monkeypatch: pytest.
     monkeypatch.setattr(elsewhere, "device_facts", lambda kind: poor)
     with pytest.raises(AssemblyError) as refused:
         on_this_machine(plan, 1)
-    *of_kernel, execution = refused.value.problems
-    cannot = "attention_kernel=cpu cannot serve bundled on a poor processor: "
-    assert of_kernel and all(problem.startswith(cannot) for problem in of_kernel)
-    assert execution == "execution=compile: compiling needs a C++ compiler: none found"
+    assert refused.value.problems == (
+        "attention_kernel=cpu cannot serve bundled on a poor processor: it needs a C++ compiler: none found",
+        "execution=compile: compiling needs a C++ compiler: none found",
+    )

@@ -18,7 +18,8 @@ def on_this_machine(plan: EnginePlan, threads: int) -> EnginePlan:
     threads for each rank. Raises :class:`AssemblyError` with all that cannot run on it."""
     device, discovered = device_facts(plan.device.kind), discover(plan.settings.plugins)
     problems: list[str] = []
-    for choice in (choice for slot in ENGINE_SLOTS if slot != ARCHITECTURE for choice in plan.slots[slot]):
+    unused = {ARCHITECTURE, *(["communicator"] if plan.layout.size == 1 else [])}  # the model is described already
+    for choice in (choice for slot in ENGINE_SLOTS if slot not in unused for choice in plan.slots[slot]):
         dist = choice.origin.rpartition(" ")[0]
         offers = discovered.named(choice.slot, f"{dist}:{choice.name}")
         asked = f"{choice.slot}={choice.name} cannot serve {plan.model.name} on {device.name or device.kind}"
