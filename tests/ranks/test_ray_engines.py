@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +19,11 @@ from typing import Any
 
 import pytest
 
+from engine.contracts.model import DeviceFacts
+from engine.contracts.parallelism import EngineJob, WorkerStart
+from engine.testing.context import build_context
+from engine_plugins.parallelism.ray.config import RayConfig
+from engine_plugins.parallelism.ray.launcher import RayLauncher
 from tests.needs import needs_ray
 from tests.ranks.machines import Machines
 from tests.ranks.processes import Server, children, command_of, is_soon
@@ -161,6 +168,44 @@ def test_an_engine_of_two_ranks_runs_on_one_machine(machines: Machines, tmp_path
         (engine,) = fleet_of(server)
         assert any("engine.startup.worker" in command_of(pid) for pid in children(engine["pid"]))
         assert not ask(server.url, 1).failed
+        assert server.stop() == 0
+    assert is_given_back(machines)
+
+
+SAYS_ITS_GPUS = """
+import os, socket, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+host, _, port = given["--join"].rpartition(":")
+connection = socket.create_connection((host, int(port)))
+connection.sendall(f"{os.environ['ENGINE_JOIN_TOKEN']} {given['--rank']}\\n".encode())
+connection.sendall(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')};{os.environ['OMP_NUM_THREADS']}".encode())
+connection.recv(1)
+"""
+"""Stands for an engine, and ends with its connection."""
+
+
+def test_an_engine_on_gpus_sees_those_that_ray_gave_it_and_the_port_is_closed_then(machines: Machines) -> None:
+    context = build_context(device=DeviceFacts("cuda"))
+    start = WorkerStart((sys.executable, "-c", SAYS_ITS_GPUS), lambda connection: None)
+    launchers = [RayLauncher(RayConfig(), context) for _ in range(2)]
+    try:
+        engines = [one.launch_engine(EngineJob(2, 4, 2, {"OMP_NUM_THREADS": "4"}), start, 60.0) for one in launchers]
+        assert [engine.connection.recv(100).removeprefix(b"welcome\n") for engine in engines] == [b"0,1;4"] * 2
+        assert [engine.memory_bytes for engine in engines] == [None, None] and machines.free("GPU") == 0
+        for engine in engines:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(engine.connection.getsockname())
+    finally:
+        for one in launchers:
+            one.close()
+    assert is_soon(lambda: machines.free("GPU") == 4, 10.0)
+
+
+def test_engines_with_one_port_start_one_after_the_other(machines: Machines, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    with served(machines, tmp_path / "log", f"fleet.launch.port={port}") as server:
         assert server.stop() == 0
     assert is_given_back(machines)
 

@@ -188,20 +188,21 @@ class RayLauncher:
         actors = self._actors(jobs, wanted, nodes)
         visible = self._visible(actors, wanted, timeout_s)
         seeing = [WorkerJob(job.rank, {**job.environment, **visible.get(job.rank, {})}) for job in jobs]
-        return self._joined(seeing, actors, start, nodes[0].address, timeout_s)
+        token = secrets.token_urlsafe(16)
+        self._listener = Listener(nodes[0].address, self._config.port, token)
+        return self._joined(seeing, actors, start, self._listener, token, timeout_s)
 
     def _joined(
         self,
         jobs: Sequence[WorkerJob],
         actors: Mapping[int, Actor],
         start: WorkerStart,
-        host: str,
+        listener: Listener,
+        token: str,
         timeout_s: float,
     ) -> list[RayWorker]:
-        """Have actors start their processes, which connect to ``host``, an address of this machine."""
-        token = secrets.token_urlsafe(16)
-        self._listener = Listener(host, self._config.port, token)
-        arguments = [*start.command[1:], "--join", f"{self._listener.host}:{self._listener.port}", "--rank"]
+        """Have actors start their processes, which connect."""
+        arguments = [*start.command[1:], "--join", f"{listener.host}:{listener.port}", "--rank"]
         started = [
             actors[job.rank].handle.start.remote([*arguments, str(job.rank)], {**job.environment, TOKEN: token})
             for job in jobs
@@ -217,13 +218,24 @@ class RayLauncher:
                                         "are above, or in Ray's log of that machine")  # fmt: skip
 
         addresses = ", ".join(sorted({actors[job.rank].node.address for job in jobs}))
-        joined = self._listener.wait(
+        joined = listener.wait(
             jobs, timeout_s, waits,
             f"does {addresses} reach that address? Open the port in the firewall (parallelism.port=N chooses one)",
         )  # fmt: skip
         return [
             RayWorker(one.rank, one.connection, _where(actors[one.rank]), actors[one.rank]) for one in joined
         ]  # fmt: skip
+
+    def _listening(self, host: str, token: str, timeout_s: float) -> Listener:
+        """Engines of one server that have one port wait for it in turn."""
+        ends = time.monotonic() + timeout_s
+        while True:
+            try:
+                return Listener(host, self._config.port, token)
+            except LauncherError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
 
     def _launch_engine(self, job: EngineJob, start: WorkerStart, timeout_s: float) -> RayWorker:
         from ray.util import get_node_ip_address
@@ -239,9 +251,10 @@ class RayLauncher:
         if job.gpus:
             visible[VISIBLE] = ",".join(self._answers([handle.gpus.remote()], timeout_s)[0])
         own = WorkerJob(0, {**job.environment, **visible})
-        (engine,) = self._joined([own], {0: Actor(ray, handle, node)}, start, get_node_ip_address(), timeout_s)
-        assert self._listener is not None
-        self._listener.close()
+        actors, token = {0: Actor(ray, handle, node)}, secrets.token_urlsafe(16)
+        self._listener = listener = self._listening(get_node_ip_address(), token, timeout_s)
+        (engine,) = self._joined([own], actors, start, listener, token, timeout_s)
+        listener.close()
         engine.memory_bytes = None if job.gpus else share_of_memory(node, needed)
         return engine
 
