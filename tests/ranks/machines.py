@@ -12,6 +12,18 @@ from tests.ranks.processes import children, command_of
 HAS = {"num_cpus": 2, "num_gpus": 2}
 """Of a node. Ray counts GPUs, and does not look for them."""
 
+SAYS_ITS_GPU = """
+import os, socket, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+host, _, port = given["--join"].rpartition(":")
+connection = socket.create_connection((host, int(port)))
+connection.sendall(f"{os.environ['ENGINE_JOIN_TOKEN']} {given['--rank']}\\n".encode())
+connection.sendall(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')};{os.environ['OMP_NUM_THREADS']}".encode())
+connection.makefile().readline()  # it is welcome
+connection.recv(1)
+"""
+"""A worker that tells which GPUs and how many threads it has, and ends with its connection."""
+
 
 class Machines:
     """A Ray cluster of nodes with two CPUs each, the first of which is where engines are started."""

@@ -19,7 +19,7 @@ from engine.testing.context import build_context
 from engine_plugins.parallelism.ray.config import RayConfig
 from engine_plugins.parallelism.ray.launcher import RayLauncher
 from tests.needs import needs_ray
-from tests.ranks.machines import Machines
+from tests.ranks.machines import SAYS_ITS_GPU, Machines
 from tests.ranks.processes import ANSWER, Server, children, command_of, is_soon, pss_mib
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -44,18 +44,6 @@ def served(machines: Machines, log: Path, *overrides: str) -> Iterator[Server]:
 def ranks_anywhere(machines: Machines) -> list[int]:
     """Processes of ranks that Ray's actors started, and these actors."""
     return [pid for pid in machines.own() if "RankActor" in (found := command_of(pid)) or "engine.startup" in found]
-
-
-SAYS_ITS_GPU = """
-import os, socket, sys
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-host, _, port = given["--join"].rpartition(":")
-connection = socket.create_connection((host, int(port)))
-connection.sendall(f"{os.environ['ENGINE_JOIN_TOKEN']} {given['--rank']}\\n".encode())
-connection.sendall(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')};{os.environ['OMP_NUM_THREADS']}".encode())
-connection.recv(1)
-"""
-"""A worker that tells which GPU and how many threads it has, and ends with its connection."""
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from engine.testing.context import build_context
 from engine_plugins.parallelism.ray.config import RayConfig
 from engine_plugins.parallelism.ray.launcher import RayLauncher
 from tests.needs import needs_ray
-from tests.ranks.machines import Machines
+from tests.ranks.machines import SAYS_ITS_GPU, Machines
 from tests.ranks.processes import Server, children, command_of, is_soon
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -172,25 +172,13 @@ def test_an_engine_of_two_ranks_runs_on_one_machine(machines: Machines, tmp_path
     assert is_given_back(machines)
 
 
-SAYS_ITS_GPUS = """
-import os, socket, sys
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-host, _, port = given["--join"].rpartition(":")
-connection = socket.create_connection((host, int(port)))
-connection.sendall(f"{os.environ['ENGINE_JOIN_TOKEN']} {given['--rank']}\\n".encode())
-connection.sendall(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')};{os.environ['OMP_NUM_THREADS']}".encode())
-connection.recv(1)
-"""
-"""Stands for an engine, and ends with its connection."""
-
-
 def test_an_engine_on_gpus_sees_those_that_ray_gave_it_and_the_port_is_closed_then(machines: Machines) -> None:
     context = build_context(device=DeviceFacts("cuda"))
-    start = WorkerStart((sys.executable, "-c", SAYS_ITS_GPUS), lambda connection: None)
+    start = WorkerStart((sys.executable, "-c", SAYS_ITS_GPU), lambda connection: None)
     launchers = [RayLauncher(RayConfig(), context) for _ in range(2)]
     try:
         engines = [one.launch_engine(EngineJob(2, 4, 2, {"OMP_NUM_THREADS": "4"}), start, 60.0) for one in launchers]
-        assert [engine.connection.recv(100).removeprefix(b"welcome\n") for engine in engines] == [b"0,1;4"] * 2
+        assert [engine.connection.recv(100) for engine in engines] == [b"0,1;4"] * 2
         assert [engine.memory_bytes for engine in engines] == [None, None] and machines.free("GPU") == 0
         for engine in engines:
             with pytest.raises(ConnectionRefusedError):
