@@ -20,7 +20,7 @@ from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.http import server
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
 from engine.loop.messages import EngineInfo, Heartbeat, Progress
-from engine.startup import process
+from engine.startup import engine_process, process
 from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.process import ProcessEngineClient
 from tests.selection import few
@@ -194,7 +194,7 @@ def test_a_stopped_engine_answers_no_ping_and_is_killed_with_its_stacks(
         assert client.alive and client.num_messages == heard
         client.kill("it does not answer")
         with pytest.raises(EngineDead, match="it does not answer"):
-            await asyncio.wait_for(collect(stream), process.STACKS_S + 2)
+            await asyncio.wait_for(collect(stream), engine_process.STACKS_S + 2)
         assert client.cause_of_death == "it does not answer"
         await client.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.plugins.architecture.family import FOLDERS, WRITTEN, Family
+from tests.ranks.machines import Machines
+from tests.ranks.processes import pss_mib
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +36,15 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(folder)
     yield
     assert not marker.exists(), marker.read_text()
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        began = time.monotonic()
+        found = Machines()
+        found.second = found.add()  # type: ignore[attr-defined]
+        print(f"two Ray nodes: {time.monotonic() - began:.1f} s, {pss_mib(found.own()):.0f} MiB")
+        yield found
+        found.close()

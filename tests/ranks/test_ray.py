@@ -19,6 +19,7 @@ from engine.testing.context import build_context
 from engine_plugins.parallelism.ray.config import RayConfig
 from engine_plugins.parallelism.ray.launcher import RayLauncher
 from tests.needs import needs_ray
+from tests.ranks.machines import SAYS_ITS_GPU, Machines
 from tests.ranks.processes import ANSWER, Server, children, command_of, is_soon, pss_mib
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -26,71 +27,6 @@ pytestmark = [pytest.mark.slow, needs_ray]
 TIMEOUT_S = 10.0
 """``parallelism.timeout_s``"""
 READY_S = 120.0
-HAS = {"num_cpus": 2, "num_gpus": 2}
-"""Of a node. Ray counts GPUs, and does not look for them."""
-
-
-class Machines:
-    """A Ray cluster of nodes with two CPUs each, the first of which is where engines are started."""
-
-    def __init__(self) -> None:
-        import ray
-        from ray.cluster_utils import Cluster
-
-        self._ray = ray
-        # An address of its own: with 127.0.0.1 Ray's nodes do not find each other.
-        self._cluster = Cluster(initialize_head=True, head_node_args={**HAS, "include_dashboard": False})
-        self.address: str = self._cluster.address
-        ray.init(address=self.address, namespace="tests", log_to_driver=False, logging_level="ERROR")
-
-    def add(self) -> Any:
-        return self._cluster.add_node(**HAS)
-
-    def raylet(self, node: Any) -> int:
-        return int(node.all_processes["raylet"][0].process.pid)
-
-    def lose(self, node: Any) -> list[int]:
-        """Every process of a node is gone at once, as when its power is cut. Returns those of ranks."""
-        raylet = self.raylet(node)
-        gone = [raylet, *children(raylet)]
-        ranks = [pid for pid in gone if "engine.startup.worker" in command_of(pid)]
-        for pid in gone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return ranks
-
-    def own(self) -> list[int]:
-        """Ray's processes: those that this process started, and theirs."""
-        engines = [pid for pid in children(os.getpid()) if "engine.cli.main" in command_of(pid)]
-        theirs = {child for pid in engines for child in (pid, *children(pid))}
-        return [pid for pid in children(os.getpid()) if pid not in theirs]
-
-    @property
-    def here(self) -> str:
-        """The node that this process is on."""
-        return str(self._ray.get_runtime_context().get_node_id())
-
-    def free(self, resource: str) -> float:
-        return float(self._ray.available_resources().get(resource, 0))
-
-    def all(self, resource: str) -> float:
-        return float(self._ray.cluster_resources().get(resource, 0))
-
-    def close(self) -> None:
-        self._ray.shutdown()
-        self._cluster.shutdown()
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        began = time.monotonic()
-        found = Machines()
-        found.second = found.add()  # type: ignore[attr-defined]
-        print(f"two Ray nodes: {time.monotonic() - began:.1f} s, {pss_mib(found.own()):.0f} MiB")
-        yield found
-        found.close()
 
 
 @contextlib.contextmanager
@@ -108,18 +44,6 @@ def served(machines: Machines, log: Path, *overrides: str) -> Iterator[Server]:
 def ranks_anywhere(machines: Machines) -> list[int]:
     """Processes of ranks that Ray's actors started, and these actors."""
     return [pid for pid in machines.own() if "RankActor" in (found := command_of(pid)) or "engine.startup" in found]
-
-
-SAYS_ITS_GPU = """
-import os, socket, sys
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-host, _, port = given["--join"].rpartition(":")
-connection = socket.create_connection((host, int(port)))
-connection.sendall(f"{os.environ['ENGINE_JOIN_TOKEN']} {given['--rank']}\\n".encode())
-connection.sendall(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')};{os.environ['OMP_NUM_THREADS']}".encode())
-connection.recv(1)
-"""
-"""A worker that tells which GPU and how many threads it has, and ends with its connection."""
 
 
 @contextlib.contextmanager

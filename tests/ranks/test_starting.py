@@ -46,9 +46,15 @@ def refused(patch: pytest.MonkeyPatch, *overrides: str) -> str:
     return str(raised.value)
 
 
+def says(patch: pytest.MonkeyPatch, message: str, **changes: Any) -> None:
+    """Have workers say something else."""
+    said = getattr(worker, message)
+    patch.setattr(worker, message, lambda *given: msgspec.structs.replace(said(*given), **changes))
+
+
 @pytest.mark.parametrize("what", ["engine", "python", "torch"])
 def test_versions_that_differ_are_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "versions", lambda: Versions(**{**_fields(OURS), what: "0.0.1"}))
+    says(monkeypatch, "hello", versions=Versions(**{**_fields(OURS), what: "0.0.1"}))
     said = refused(monkeypatch)
     ours = _fields(OURS)[what]
     assert f"rank 1 (thread worker 1) has {what} 0.0.1, and rank 0 has {what} {ours}: install the same" in said
@@ -60,7 +66,7 @@ def _fields(versions: Versions) -> dict[str, str]:
 
 def test_one_changed_op_in_the_core_of_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = msgspec.structs.replace(OURS, source={**OURS.source, "engine.kernels": "0123abcd"})
-    monkeypatch.setattr(worker, "versions", lambda: changed)
+    says(monkeypatch, "hello", versions=changed)
     own = OURS.source["engine.kernels"]
     assert refused(monkeypatch) == (
         "rank 1 (thread worker 1) has other source than rank 0: engine.kernels (0123abcd, rank 0: "
@@ -69,20 +75,21 @@ def test_one_changed_op_in_the_core_of_a_worker_is_refused(monkeypatch: pytest.M
 
 
 def test_another_source_of_a_plugin_of_the_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "plugin_digests", lambda plan: {**plugin_digests(plan), "engine_mine": "0123abcd"})
+    plan = assemble([*COMMON, "communicator=simulated"])
+    says(monkeypatch, "present", plugins={**plugin_digests(plan), "engine_mine": "0123abcd"})
     assert "other source than rank 0: engine_mine (0123abcd, rank 0: none); install" in refused(monkeypatch)
 
 
 def test_plans_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "plan_hash", lambda plan: "0123")
+    says(monkeypatch, "present", plan_hash="0123")
     assert "rank 1 (thread worker 1) reads plan 0123, and rank 0 has plan " in refused(monkeypatch)
 
 
-@pytest.mark.parametrize(("found", "says"), [("abcd", "finds checkpoint abcd"), ("", "finds checkpoint no files")])
-def test_other_files_on_another_machine_are_refused(found: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "checkpoint_hash", lambda path: found)
+@pytest.mark.parametrize(("found", "words"), [("abcd", "finds checkpoint abcd"), ("", "finds checkpoint no files")])
+def test_other_files_on_another_machine_are_refused(found: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(monkeypatch, "present", checkpoint_hash=found)
     said = refused(monkeypatch)
-    assert says in said and "put the same files there on all machines" in said
+    assert words in said and "put the same files there on all machines" in said
 
 
 def test_a_cut_that_cannot_be_is_refused_with_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.loop.messages import Ping
 from engine.startup.child import Beats, Connection, _listen
-from engine.startup.process import HEADER
+from engine.startup.engine_process import HEADER
 
 
 def test_a_heartbeat_that_nobody_takes_any_more_is_no_fault(capsys):
@@ -17,7 +17,7 @@ def test_a_heartbeat_that_nobody_takes_any_more_is_no_fault(capsys):
     ours.sendall(HEADER.pack(len(body)) + body)
     ours.close()
     inbox = queue.SimpleQueue()
-    _listen(Connection(theirs.detach()), inbox, Beats())
+    _listen(Connection(theirs), inbox, Beats())
     assert inbox.get_nowait() is None
     assert capsys.readouterr().err == ""
 
@@ -41,6 +41,6 @@ def test_what_makes_no_sense_ends_the_connection_and_reaches_nobody(sent):
     ours.sendall(sent)
     ours.shutdown(socket.SHUT_WR)
     inbox = queue.SimpleQueue()
-    _listen(Connection(theirs.detach()), inbox, Beats())
+    _listen(Connection(theirs), inbox, Beats())
     assert inbox.get_nowait() is None and inbox.empty()
     ours.close()

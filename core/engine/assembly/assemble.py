@@ -61,10 +61,14 @@ def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (),
 
 
 def alone(plan: EnginePlan) -> EnginePlan:
-    """The plan, for who runs its engine without a server. Raises :class:`AssemblyError` for one of several engines: it
-    would be given a part of the machine alone."""
+    """The plan, for who runs its engine without a server. Raises :class:`AssemblyError` for one of several engines,
+    which would be given a part of the machine alone, and for one that somebody else starts."""
     if (replicas := plan.settings.fleet.replicas) > 1:
         raise AssemblyError(
             [f"fleet.replicas={replicas}: here is one engine without a server; leave it out, or run engine serve"]
+        )
+    if plan.launcher is not None:
+        raise AssemblyError(
+            [f"fleet.launcher={plan.launcher.name}: here is one engine of no server; leave it out, or run engine serve"]
         )
     return plan

@@ -134,7 +134,7 @@ def _choose_named(
     offer = _offer_named(slot, pick.plugin, discovered, problems)
     if offer is None:
         return None
-    reasons = _reasons(offer, model, device)
+    reasons = offer_reasons(offer, model, device)
     if reasons:
         can = others_that_can(offer, discovered, model, device) or _otherwise(slot)
         asked = f"{slot}={offer.name} cannot serve {_subject(slot, model)} on {device.kind}"
@@ -146,7 +146,7 @@ def _choose_named(
 
 def others_that_can(offer: Offer, discovered: Discovered, model: ModelConfig, device: DeviceFacts) -> str:
     """In brackets, for a message: the other plugins of the slot that have no reason against this model and device."""
-    others = [o.name for o in discovered.of_slot(offer.slot) if o is not offer and not _reasons(o, model, device)]
+    others = [o.name for o in discovered.of_slot(offer.slot) if o is not offer and not offer_reasons(o, model, device)]
     return f" ({offer.slot} plugins that can: {listing(others)})" if others else ""
 
 
@@ -262,7 +262,7 @@ class _Auto:
     def _ask(self, offer: Offer, label: str) -> _Candidate:
         """What speaks against a plugin with its defaults and, on top, what was set for the slot."""
         lacking = [need for need in self.needed if need.capability not in offer.provider.provides]
-        reasons = _reasons(offer, self.model, self.device)
+        reasons = offer_reasons(offer, self.model, self.device)
         reasons += tuple(f"lacks {need.capability}, which {need.who} needs" for need in lacking)
         if reasons:
             return _Candidate(label, reasons)
@@ -280,7 +280,7 @@ class _Auto:
         return f"{self.slot}.plugin={offer.qualified}"
 
 
-def _reasons(offer: Offer, model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+def offer_reasons(offer: Offer, model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
     """Why a plugin cannot serve this model on this device; one that does not say so properly cannot."""
     who = f"unsupported() of {offer.slot}={offer.name} ({offer.origin})"
     # An architecture is asked before there are facts.

@@ -48,11 +48,13 @@ def notes(plan: EnginePlan) -> tuple[str, ...]:
 def fleet(plan: EnginePlan) -> str:
     """How many engines there are, and what each has of the machine; empty for one."""
     replicas, ranks = plan.settings.fleet.replicas, plan.ranks_per_node
-    if replicas == 1:
+    if replicas == 1 and plan.launcher is None:
         return ""
     least = plan.settings.fleet.autoscale.min
     many = f"{replicas}" if plan.settings.fleet.autoscale.max is None else f"{least} to {replicas}"
-    said = f"fleet: {many} engines, each with "
+    said = f"fleet: {many} engine{'s' * (many != '1')}, each with "
+    if plan.launcher is not None:
+        return f"{said}{_of_machine(plan)} of a machine that fleet.launcher={plan.launcher.name} finds"
     if plan.device.kind == "cuda":
         gpus = min(ranks, plan.device.count)
         said += f"{gpus} GPU{'s' * (gpus > 1)}"
@@ -63,6 +65,14 @@ def fleet(plan: EnginePlan) -> str:
     return (
         f"{said}{several}{threads} CPU thread{'s' * (threads > 1)} and 1/{replicas} of the memory that is free at start"
     )
+
+
+def _of_machine(plan: EnginePlan) -> str:
+    """What an engine takes of a machine that is not known yet."""
+    ranks, threads = plan.ranks_per_node, cores_of(plan)
+    if plan.device.kind == "cuda":
+        return f"{ranks} GPU{'s' * (ranks > 1)}"
+    return f"{ranks} ranks of " * (ranks > 1) + f"{threads} CPU thread{'s' * (threads > 1)}"
 
 
 def _title(plan: EnginePlan) -> str:

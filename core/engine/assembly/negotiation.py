@@ -9,6 +9,7 @@ from engine.assembly.compose.selection import Composed
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError, listing
 from engine.assembly.execution import CAPTURABLE, choose_execution, reasons_against
+from engine.assembly.fleet import choose_launcher, fleet_problems
 from engine.assembly.model_config import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.records import AUTO
@@ -34,10 +35,12 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
         raise AssemblyError([*problems, *plugin_problems(composed, discovered)])
     chosen = [architecture, *choose(composed, discovered, model, device, problems)]
     problems += _capability_problems(chosen, discovered)
-    problems += _parallel_problems(chosen, device)
-    problems += _token_problems(chosen, discovered)
     settings = composed.settings
-    problems += _fleet_problems(chosen, settings, device)
+    launcher = choose_launcher(settings, discovered, model, device, problems)
+    if launcher is None:
+        problems += _parallel_problems(chosen, device)
+    problems += _token_problems(chosen, discovered)
+    problems += fleet_problems(chosen, settings, device, elsewhere=launcher is not None)
     problems += _setting_problems(settings, model)
     problems += _pool_problems(chosen, settings)
     problems += _execution_problems(chosen, settings, model, device)
@@ -57,6 +60,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
         settings=settings,
         slots={slot: tuple(slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
         notes=(*_notes(chosen, settings), *execution_notes),
+        launcher=None if launcher is None else slot_choice(launcher),
     )
 
 
@@ -110,25 +114,6 @@ def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
             "parallelism.nodes for GPUs of several machines"
         )
     return problems
-
-
-def _fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts) -> list[str]:
-    """Engines side by side are on one machine, and on GPUs of their own."""
-    if settings.gateway.targets:
-        return ["gateway.targets: servers elsewhere are for engine gateway; leave it out"]
-    replicas = settings.fleet.replicas
-    (config,) = (one.config for one in chosen if one.slot == "parallelism")
-    if replicas == 1:
-        return []
-    if (nodes := int(config["nodes"])) > 1:
-        return [f"fleet.replicas={replicas}: engines side by side are on one machine, and parallelism.nodes={nodes}"]
-    each = int(config["tp"]) * int(config["pp"]) * int(config["pcp"])
-    if device.kind != "cuda" or replicas * each <= device.count or config["share_devices"]:
-        return []
-    return [
-        f"fleet.replicas={replicas}: engines of {each} GPU{'s' * (each > 1)} each need {replicas * each}, and "
-        f"{device.count} can be seen (CUDA_VISIBLE_DEVICES?); at most fleet.replicas={device.count // each} fit"
-    ]
 
 
 def _token_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:

@@ -85,6 +85,8 @@ class EnginePlan:
     memory_bytes: int | None = None
     """Bytes of its device that each rank may count as free, as measured before the first of several engines started;
     ``None``: as much as is free when it starts, shared with the ranks beside it."""
+    launcher: SlotChoice | None = None
+    """Who starts the engines, each on a machine that it finds; ``None``: the server does, on its own."""
 
     # Settings of plugins, as far as the core reads them.
 
@@ -140,8 +142,8 @@ class EnginePlan:
 
     @property
     def ranks_here(self) -> int:
-        """Ranks of this machine, those of all engines of the fleet."""
-        return self.ranks_per_node * self.settings.fleet.replicas
+        """Ranks of the machine of an engine: those of all engines of the fleet, where these are on one."""
+        return self.ranks_per_node * (self.settings.fleet.replicas if self.launcher is None else 1)
 
     @property
     def ranks_per_device(self) -> int:

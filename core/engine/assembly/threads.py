@@ -23,7 +23,8 @@ def with_threads(plan: EnginePlan, environment: Mapping[str, str]) -> EnginePlan
     was not, and whether there are cores for all threads."""
     threads, note = _threads(plan.settings.threads, environment)
     plan = replace(plan, settings=replace(plan.settings, threads=threads))
-    crowded = _crowded(plan) if plan.device.kind == "cpu" else ""
+    here = plan.launcher is None
+    crowded = _crowded(plan) if plan.device.kind == "cpu" and here else ""
     return replace(plan, notes=(*plan.notes, *filter(None, (note, crowded))))
 
 

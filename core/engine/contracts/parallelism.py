@@ -3,6 +3,8 @@
 The core decides who holds what (:mod:`engine.models.placement`), plans every step, and tells workers what to run. A
 launcher starts processes that run ``engine.startup.worker`` and hands over a connection to each. Tensors and plans
 never pass through it.
+
+A launcher may also start whole engines (:class:`EngineLauncher`): ``fleet.launcher`` names it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ WELCOME = "welcome"
 SECRET = "ENGINE_SECRET"
 """The environment variable of an engine process with what a launcher may use as that token: a server starts all its
 engines with the same, so workers that were started by hand find the next one, too."""
+
+
+ENGINES = "engines"
+"""Capability of a launcher that is an :class:`EngineLauncher`."""
+ENGINES_HERE = "engines_here"
+"""Capability of a launcher for which the server starts engines by itself, as its own children."""
 
 
 class LauncherError(RuntimeError):
@@ -79,4 +87,45 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End what was started and is still there, and give everything back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob:
+    """One engine to start, somewhere."""
+
+    ranks: int
+    """Processes that compute."""
+    threads: int
+    """CPU threads of each."""
+    gpus: int
+    """That all of them need together; 0: they compute on the CPU."""
+    environment: Mapping[str, str]
+    """Variables to set beside those that are inherited, and those that say which GPUs it sees."""
+
+
+@runtime_checkable
+class StartedEngine(StartedWorker, Protocol):
+    """The process of an engine that was started. Its ``rank`` is 0."""
+
+    memory_bytes: int | None
+    """Bytes of memory that are the engine's share of its machine; ``None``: what it finds free there."""
+
+    def abort(self) -> None:
+        """Have it write its stacks to stderr and end, as far as that can be done. Returns at once."""
+        ...
+
+
+@runtime_checkable
+class EngineLauncher(Protocol):
+    """What a launcher may do besides. It is asked in a process of its own for each engine, which ends with the engine:
+    what it started must end with that process, too, however it ends."""
+
+    def launch_engine(self, job: EngineJob, start: WorkerStart, timeout_s: float) -> StartedEngine:
+        """Start an engine on a machine that has what it needs, and wait until it is connected. The command of ``start``
+        takes ``--join HOST:PORT`` as a worker's does. Raises as :meth:`Launcher.launch`."""
+        ...
+
+    def close(self) -> None:
+        """As :meth:`Launcher.close`."""
         ...

@@ -29,7 +29,7 @@ from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporte
 from engine.contracts.kv_allocator import FillingAllocator, KVAllocator
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
-from engine.contracts.parallelism import Launcher
+from engine.contracts.parallelism import EngineLauncher, Launcher
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     KeepingQuantizer,
@@ -75,7 +75,7 @@ SLOTS: dict[str, Slot] = {
             (NestedArchitecture,),
             suite="engine.testing.architecture:suite_for",
         ),
-        Slot("parallelism", Launcher, config=ParallelismConfig),
+        Slot("parallelism", Launcher, (EngineLauncher,), config=ParallelismConfig),
         Slot(
             "communicator",
             Communicator,

@@ -112,6 +112,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What start-up found that the user should know, one line each."""
     ranks: tuple[RankInfo, ...] = ()
     """Where there are several. What is said above is then of rank 0."""
+    host: str = ""
+    """An address of the machine that ``pid`` is on; empty: the server's."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -133,6 +133,12 @@ class EngineHandle:
         return info.pid if info is not None and self.client.alive else None
 
     @property
+    def host(self) -> str | None:
+        """An address of the machine that :attr:`pid` is on, where it was started from elsewhere."""
+        info = self.client.info
+        return (info.host or None) if info is not None and self.client.alive else None
+
+    @property
     def cached_blocks(self) -> int:
         """KV blocks that its prefix cache alone holds."""
         return sum(group.cached for group in self.client.stats.blocks)

@@ -26,6 +26,8 @@ class EngineFigures:
     id: str
     state: Condition
     pid: int | None
+    host: str | None
+    """As :attr:`engine.service.engines.EngineHandle.host`."""
     starts: int
     sequences: int
     """Sent there and not ended, as the server counts them."""
@@ -73,6 +75,7 @@ def engine_figures(engine: EngineHandle) -> EngineFigures:
         engine.id,
         condition(engine),
         engine.pid,
+        engine.host,
         engine.supervisor.starts,
         load.sequences,
         load.queued_tokens,

@@ -1,7 +1,12 @@
-"""The engine process: ``python -m engine.startup.child FD PARENT``. Ends when its parent does."""
+"""The engine process: ``python -m engine.startup.child --fd FD --parent PID``. Ends when its parent does.
+
+On another machine than its server's it is started with ``--join HOST:PORT`` instead of ``--fd``: it connects, and says
+first what is installed there. It ends when its connection does, too.
+"""
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import os
 import signal
@@ -32,10 +37,10 @@ from engine.loop.messages import (
     ToEngine,
 )
 from engine.plugin_guard.calls import by_plugin, describe_error
+from engine.startup.engine_process import HEADER
 from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
-from engine.startup.process import HEADER
 from engine.step.plan import RankFailed
 
 IMPORTS = "import torch"
@@ -45,8 +50,8 @@ IMPORTS = "import torch"
 class Connection:
     """Blocking frames over the socket to the API process. Any thread may send."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._stream = self._socket.makefile("rb")
         self._encode = msgspec.msgpack.Encoder().encode
         self._sending = threading.Lock()
@@ -63,9 +68,13 @@ class Connection:
         return body if len(body) == size else None
 
     def send(self, message: FromEngine) -> None:
+        """Raises ``BrokenPipeError`` when the peer is gone."""
         with self._sending:
             body = self._encode(message)
-            self._socket.sendall(HEADER.pack(len(body)) + body)
+            try:
+                self._socket.sendall(HEADER.pack(len(body)) + body)
+            except (ConnectionError, TimeoutError) as error:
+                raise BrokenPipeError(str(error)) from error
 
 
 class Beats:
@@ -75,22 +84,44 @@ class Beats:
         self.of: Callable[[], Heartbeat] = Heartbeat
 
 
-def main(fd: int, parent: int) -> int:
+def main(arguments: list[str]) -> int:
     """Receive the plan, build the engine, run it."""
-    end_with(parent)
+    parser = argparse.ArgumentParser(prog="engine.startup.child")
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--join")
+    parser.add_argument("--rank", type=int)  # as launchers say it to workers: 0
+    parser.add_argument("--parent", type=int)
+    given = parser.parse_args(arguments)
+    end_with(given.parent)
     keep_output()
     faulthandler.enable()  # who kills a process that hangs sends SIGABRT first, and its stacks are seen
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
-    connection = Connection(fd)
+    if given.join is None:
+        connection = Connection(socket.socket(fileno=given.fd))
+        plan_json = connection.receive()
+        return 1 if plan_json is None else run(connection, lambda: EnginePlan.from_json(plan_json))
+    from engine.startup.joined import end_soon, join_server
+
+    joined = join_server(given.join)
+    return 1 if joined is None else run(Connection(joined.connection), joined.plan, joined.host, end_soon)
+
+
+def _do_nothing() -> None: ...
+
+
+def run(
+    connection: Connection,
+    plan_of: Callable[[], EnginePlan],
+    host: str = "",
+    ended: Callable[[], None] = _do_nothing,
+) -> int:
+    """``host``: see :attr:`engine.loop.messages.EngineInfo.host`; ``ended``: called when the connection ends."""
     inbox = Inbox()
     beats = Beats()
     try:
-        plan_json = connection.receive()
-        if plan_json is None:
-            return 1
-        plan = EnginePlan.from_json(plan_json)
-        threading.Thread(target=_listen, args=(connection, inbox, beats), name="inbox", daemon=True).start()
+        plan = plan_of()
+        threading.Thread(target=_listen, args=(connection, inbox, beats, ended), name="inbox", daemon=True).start()
         described = describe_model(plan)
         compiling = begin_kernels(plan, described.graph)
         if compiling:
@@ -105,7 +136,8 @@ def main(fd: int, parent: int) -> int:
             plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)), described=described
         )
         beats.of, inbox.compile = engine.core.heartbeat, engine.grammars.prepare
-        connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
+        phases = (imported, *engine.info.phases)
+        connection.send(Ready(msgspec.structs.replace(engine.info, phases=phases, host=host)))
         return 0 if drive(engine.core, inbox, connection.send, engine.expert_load) else 1
     except BrokenPipeError:
         return 1
@@ -127,9 +159,9 @@ def failure(error: Exception) -> Failed:
     return Failed(describe_error(error), refused=by_plugin(error), phase="starting")
 
 
-def _listen(connection: Connection, inbox: Inbox, beats: Beats) -> None:
-    """Decode what the API process sends; ``None`` when it is gone or not making sense. Pings are answered here, while
-    the engine builds and steps."""
+def _listen(connection: Connection, inbox: Inbox, beats: Beats, ended: Callable[[], None] = _do_nothing) -> None:
+    """Decode what the API process sends; ``None`` when it is gone or not making sense, and ``ended`` is called. Pings
+    are answered here, while the engine builds and steps."""
     decode = msgspec.msgpack.Decoder(ToEngine).decode
     try:
         while (body := connection.receive()) is not None:
@@ -143,10 +175,11 @@ def _listen(connection: Connection, inbox: Inbox, beats: Beats) -> None:
     except (ValueError, OSError):
         traceback.print_exc()
     inbox.put(None)
+    ended()
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a thread may still be in a call that waits for a rank which is gone

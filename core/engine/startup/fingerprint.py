@@ -54,10 +54,10 @@ def plugin_digests(plan: EnginePlan) -> Mapping[str, str]:
     return {part: digest for package in sorted(named - {CORE}) for part, digest in code_digests(package).items()}
 
 
-def other_source(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Which parts are not the same, with both digests, in words; empty: none."""
+def other_source(ours: Mapping[str, str], theirs: Mapping[str, str], own: str = "rank 0") -> str:
+    """Which parts are not the same, with both digests, in words; empty: none. ``own``: whose ``ours`` is."""
     parts = [part for part in sorted({*ours, *theirs}) if ours.get(part) != theirs.get(part)]
-    named = [f"{part} ({theirs.get(part, 'none')}, rank 0: {ours.get(part, 'none')})" for part in parts[:MOST_NAMED]]
+    named = [f"{part} ({theirs.get(part, 'none')}, {own}: {ours.get(part, 'none')})" for part in parts[:MOST_NAMED]]
     named += [f"{len(parts) - MOST_NAMED} other parts"] * (len(parts) > MOST_NAMED)
     return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
 

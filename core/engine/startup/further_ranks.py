@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -32,11 +32,13 @@ from engine.ranks.messages import (
 from engine.ranks.workers import Workers
 from engine.ranks.world import LOOPBACK, world_of
 from engine.startup import worker
-from engine.startup.fingerprint import checkpoint_hash, other_source, plan_hash, plugin_digests, versions
+from engine.startup.agreement import check_hello, check_present
+from engine.startup.fingerprint import versions
 from engine.startup.replicas import device_of
 from engine.step.plan import RankFailed
 
 T = TypeVar("T")
+RANK_0 = "rank 0"
 START_S = 120.0
 """How long workers may take to come."""
 
@@ -85,49 +87,18 @@ class Ranks:
     def _shake_hands(self, started: Sequence[StartedWorker]) -> None:
         plan = self._plan
         for rank, hello in self._wait(Hello).items():
-            name = self._name(rank)
-            for what in ("engine", "python", "torch"):
-                own, its = getattr(self._versions, what), getattr(hello.versions, what)
-                if own != its:
-                    raise AssemblyError(
-                        [f"{name} has {what} {its}, and rank 0 has {what} {own}: install the same on all"]
-                    )
-            self._compare_source(rank, self._versions.source, hello.versions.source)
-            if plan.device.kind == "cuda" and not hello.cuda_devices:
-                raise AssemblyError(
-                    [
-                        f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or use "
-                        "device=cpu"
-                    ]
-                )
+            check_hello(self._name(rank), hello, self._versions, plan, RANK_0)
         encoded = plan.to_json()
         addresses = {one.rank: addresses_of(one.connection) for one in started}
         self.host = next((here for here, _ in addresses.values() if here != LOOPBACK), LOOPBACK)
         for rank, (_, there) in addresses.items():
             self.workers.send(Assignment(rank, encoded, cores_of(plan), there), rank)
-        own_plan, own_files = plan_hash(plan), checkpoint_hash(plan.model.path)
         for rank, present in self._wait(Present).items():
-            if present.plan_hash != own_plan:
-                raise AssemblyError(
-                    [f"{self._name(rank)} reads plan {present.plan_hash}, and rank 0 has plan {own_plan}: install the "
-                     "same engine and plugins on all"]
-                )  # fmt: skip
-            self._compare_source(rank, plugin_digests(plan), present.plugins)
-            if present.checkpoint_hash != own_files:
-                raise AssemblyError(
-                    [f"{self._name(rank)} finds checkpoint {present.checkpoint_hash or 'no files'} in model.path="
-                     f"{plan.model.path}, and rank 0 finds {own_files}: put the same files there on all machines"]
-                )  # fmt: skip
+            check_present(self._name(rank), present, plan, RANK_0)
         self.workers.send(Begin())
         self._wait(Bound)
         self.invitation = self._communicator.invite(world_of(plan, 0, self.host))
         self.workers.send(Meet(self.invitation))
-
-    def _compare_source(self, rank: int, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-        if differs := other_source(ours, theirs):
-            raise AssemblyError(
-                [f"{self._name(rank)} has other source than rank 0: {differs}; install the same on all"]
-            )
 
     def together(self, function: Callable[[], T]) -> T:
         """Rank 0's part of what all ranks do; what makes it fail may have happened on another one."""

@@ -13,9 +13,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def with_memory(plan: EnginePlan) -> EnginePlan:
-    """The plan with the memory of each rank, before the first of several engines starts: one that starts again finds
-    what the others have left, and takes what it had."""
-    if plan.settings.fleet.replicas == 1 or plan.device.kind != "cpu":
+    """The plan with the memory of each rank, before the first of several engines starts here: one that starts again
+    finds what the others have left, and takes what it had."""
+    if plan.settings.fleet.replicas == 1 or plan.device.kind != "cpu" or plan.launcher is not None:
         return plan
     from engine.startup.memory.budget import free_memory
 
@@ -28,8 +28,8 @@ def engine_id(plan: EnginePlan, replica: int) -> str:
 
 
 def devices_of(plan: EnginePlan, replica: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment in which an engine sees the GPUs of its ranks alone; ``replica``: its number, from 0 on."""
-    if plan.settings.fleet.replicas == 1:
+    """The environment in which an engine here sees the GPUs of its ranks alone; ``replica``: its number, from 0 on."""
+    if plan.settings.fleet.replicas == 1 or plan.launcher is not None:
         return {}
     return _seeing(plan, range(replica * plan.ranks_per_node, (replica + 1) * plan.ranks_per_node), environment)
 

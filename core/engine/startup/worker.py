@@ -38,16 +38,14 @@ from engine.ranks.messages import (
     Broken,
     Built,
     End,
-    Hello,
     Loaded,
     Meet,
-    Present,
     Result,
     Run,
     ToWorker,
     Where,
 )
-from engine.startup.fingerprint import checkpoint_hash, plan_hash, plugin_digests, versions
+from engine.startup.agreement import hello, present
 from engine.startup.kernels import begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
@@ -164,15 +162,11 @@ class Worker:
         self._inbox.put(None)
 
     def _work(self) -> None:
-        from engine.assembly.device_facts import cuda_facts, num_cuda_devices
-
-        cuda, _ = cuda_facts()
-        cores = len(os.sched_getaffinity(0))
-        self._link.send(Hello(versions(), socket.gethostname(), os.getpid(), num_cuda_devices() if cuda else 0, cores))
+        self._link.send(hello())
         assignment = self._next(Assignment)
         self._where = lambda: Where("reading the plan")
         plan = EnginePlan.from_json(assignment.plan)
-        self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path), plugin_digests(plan)))
+        self._link.send(present(plan))
         self._next(Begin)
         described = describe_model(plan)
         begin_kernels(plan, described.graph)

@@ -113,6 +113,8 @@ def table(state: Any) -> Table:
     shown.add_column("engine", overflow="fold", no_wrap=longest <= LONGEST_ID)
     for column in (*["models"] * several, "state", "ready"):
         shown.add_column(column, overflow="fold")
+    if elsewhere := any(each.get("host") for each in state["engines"]):
+        shown.add_column("host", overflow="fold")
     for column in (*["pid"] * here, "starts", "sequences", "queued\ntokens", "running\ntokens"):
         shown.add_column(column, justify="right", no_wrap=True)
     for each in state["engines"]:
@@ -120,5 +122,6 @@ def table(state: Any) -> Table:
         pid = [each.get("pid") or "-"] * here
         counts = (*pid, each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
         words = (*[each["model"]] * several, each["state"], "yes" if each["ready"] else "no")
+        words = (*words, *[each.get("host") or "here"] * elsewhere)
         shown.add_row(each["id"], *words, *map(str, counts))
     return shown

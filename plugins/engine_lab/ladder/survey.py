@@ -24,7 +24,7 @@ def facts_of(answer: dict[str, Any]) -> dict[str, float | None]:
         "kv_bytes": engine["kv_bytes"],
         "kv_tokens": engine["kv_tokens"],
         "planned_bytes": engine["ledger"]["total_bytes"] if engine["ledger"] else None,
-        "resident_bytes": resident_bytes(engine["pid"]),
+        "resident_bytes": None if engine.get("host") else resident_bytes(engine["pid"]),
     }
 
 

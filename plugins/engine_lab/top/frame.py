@@ -82,6 +82,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Those of several engines, by id; this one then has what they come to together, and no latency."""
     states: dict[str, str] = {}
     """How each of ``engines`` is."""
+    hosts: dict[str, str] = {}
+    """Of engines on other machines than the server: which process runs where."""
 
 
 class History:

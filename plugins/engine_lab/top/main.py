@@ -62,7 +62,9 @@ class Watch:
         if len(frames) == 1:
             return next(iter(frames.values()))
         states = {name: str(said.get("why_not") or said.get("state")) for name, said in engines.items()}
-        return msgspec.structs.replace(self._frame(ALL, together(polls)), engines=frames, states=states)
+        hosts = {name: f"pid {said['pid']} on {said['host']}" for name, said in engines.items() if said.get("host")}
+        whole = self._frame(ALL, together(polls))
+        return msgspec.structs.replace(whole, engines=frames, states=states, hosts=hosts)
 
     async def _engines(self) -> dict[str, dict[str, Any]]:
         """Those that are watched, by id. Raises :class:`LiveError`."""

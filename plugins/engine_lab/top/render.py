@@ -34,7 +34,8 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
     half = (width - 4) // 2 if width >= WIDE else width
     cores = machine(frame)
     # A fleet's rows are too long for a half.
-    whole: list[RenderableType] = [fleet(frame), *not_serving(frame), Text()] if frame.engines else []
+    beneath = [*not_serving(frame), *elsewhere(frame)]
+    whole: list[RenderableType] = [fleet(frame), *beneath, Text()] if frame.engines else []
     beside: list[RenderableType] = [] if frame.engines else [measured(frame), Text()]
     left, right = series(frame, half), Group(*beside, kept(frame, half), *cores)
     above: list[RenderableType]
@@ -47,7 +48,7 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
     else:
         above, lines = [title, left, Text(), *whole, right, Text()], 18 + len(frame.kv)
     # Its rows, instead of those of one engine.
-    lines += len(frame.engines) - 3 + len(not_serving(frame)) if frame.engines else 0
+    lines += len(frame.engines) - 3 + len(beneath) if frame.engines else 0
     lines += sum(len(line.wrap(Console(), half)) for line in cores)
     room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
     return Group(*above, slowest(frame.slowest[:room], width))
@@ -123,6 +124,11 @@ def fleet(frame: frames.Frame) -> Table:
             *(number(value, 1) for value in times),
         )
     return table
+
+
+def elsewhere(frame: frames.Frame) -> list[Text]:
+    """A line for each engine on another machine than the server."""
+    return [Text(f"{engine}: {where}", style="dim") for engine, where in frame.hosts.items()]
 
 
 def not_serving(frame: frames.Frame) -> list[Text]:

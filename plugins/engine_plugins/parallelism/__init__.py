@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contracts.parallelism import ENGINES, ENGINES_HERE
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.parallelism.env import EnvConfig
@@ -15,6 +16,7 @@ def engine_parallelism() -> list[Provider]:
         Provider(
             "local",
             "engine_plugins.parallelism.local:LocalLauncher",
+            provides=(ENGINES_HERE,),
             doc="All ranks on this machine, a process each; nothing is started for one rank.",
         ),
         Provider(
@@ -33,8 +35,9 @@ def engine_parallelism() -> list[Provider]:
             "ray",
             "engine_plugins.parallelism.ray.launcher:RayLauncher",
             config=RayConfig,
+            provides=(ENGINES,),
             unsupported=needs_ray,
-            doc="Workers on the machines of a Ray cluster, which are found and started by Ray.",
+            doc="Workers on the machines of a Ray cluster, which are found and started by Ray; whole engines, too.",
         ),
         Provider(
             "threads",

@@ -63,6 +63,14 @@ def test_targets_of_a_gateway_keep_their_ids_whole_and_say_their_models():
     assert all(word in shown for word in ("10.0.0.12:8000 ", "models", "small", "reached"))
 
 
+def test_engines_on_other_machines_are_a_table_with_these():
+    load = {"sequences": 1, "queued_tokens": 2, "running_tokens": 3}
+    common = {"model": "m", "state": "serving", "ready": True, "starts": 1, "load": load}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table({"engines": [{"id": "replica-0", "pid": 4711, "host": "10.0.0.2", **common}]}))
+    assert rows(console.file.getvalue())[-1][:5] == ["replica-0", "serving", "yes", "10.0.0.2", "4711"]
+
+
 def test_a_restart_says_each_step_and_waits_for_the_last(capsys):
     with served() as (server, _, _):
         assert main(["fleet", "restart", server.url]) == 0

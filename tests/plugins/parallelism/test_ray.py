@@ -9,7 +9,7 @@ import pytest
 from engine.testing.context import build_context
 from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
 from engine_plugins.parallelism.ray.launcher import _why_not_connected
-from engine_plugins.parallelism.ray.nodes import Node, Wanted, devices, lacking
+from engine_plugins.parallelism.ray.nodes import Node, Wanted, devices, lacking, lacking_for_engine, share_of_memory
 
 
 def node(name: str, alive: bool = True, **resources: float) -> Node:
@@ -45,6 +45,14 @@ def test_a_cluster_that_holds_the_ranks_lacks_nothing(nodes, wanted):
 ])  # fmt: skip
 def test_a_refusal_says_what_is_wanted_what_is_there_and_what_would_fit(nodes, wanted, lacks):
     assert lacks in lacking(nodes, "1", wanted)
+
+
+def test_an_engine_runs_on_any_machine_that_is_large_enough_and_has_its_share_of_memory():
+    small, large = node("1", CPU=2, memory=8e9), node("2", CPU=8, memory=3.2e10)
+    assert lacking_for_engine([small, large], {"CPU": 4}) == ""
+    assert share_of_memory(large, {"CPU": 2}) == 8e9 and share_of_memory(large, {"CPU": 8}) == 3.2e10
+    lacks = lacking_for_engine([small, node("2", alive=False, CPU=8)], {"CPU": 4, "GPU": 1})
+    assert "an engine needs a Ray node with 4 CPUs and 1 GPU; Ray has 10.0.0.1 with 2 CPUs and 0 GPUs. Use" in lacks
 
 
 def test_rank_0_keeps_the_gpu_it_runs_on_and_the_others_get_the_rest():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.contracts.config.checks import at_least, between
 
@@ -45,6 +46,11 @@ class FleetSettings:
     """Engines with this plan, each in a process of its own. They share the CPU cores and the memory of this machine; on
     GPUs each takes the next devices. With ``fleet.autoscale.max`` it is that, of which some are stopped."""
     autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
+    launcher: str = "local"
+    """Who starts the processes of engines: ``local`` does on this machine. Another plugin of slot ``parallelism`` that
+    can, such as ``ray``: each engine runs on a machine that it finds."""
+    launch: dict[str, Any] = field(default_factory=dict)
+    """Settings of that plugin, by the names that they have there: ``fleet.launch.address``."""
 
     def __post_init__(self) -> None:
         between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)

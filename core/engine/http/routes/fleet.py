@@ -116,6 +116,7 @@ def _engine(engine: EngineHandle) -> dict[str, Any]:
         "ready": engine.takes_requests,
         "why_not": engine.why_not,
         "pid": engine.pid,
+        "host": engine.host,
         "starts": engine.supervisor.starts,
         "load": asdict(engine.load),
     }

@@ -1,4 +1,4 @@
-"""``GET /engine/stats``: rows, queues and KV blocks as the engine last reported them, and the machine as it is now."""
+"""``GET /engine/stats``: rows, queues and KV blocks as the engine last reported them, and this machine as it is now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ async def stats(http: web.Request) -> web.StreamResponse:
 
 
 async def read_stats(state: ServerState, name: str | None = None) -> dict[str, Any]:
-    """``name``: the id of the engine, ``None``: the first one."""
+    """``name``: the id of the engine, ``None``: the first one. ``machine``: ``None`` for an engine on another one."""
     engine = state.engine_of(name)
-    machine = await asyncio.to_thread(state.machine.read)
-    return {"engine": engine.id, **asdict(engine.client.stats), "machine": machine}
+    machine = await asyncio.to_thread(state.machine.read) if engine.host is None else None
+    where = {"pid": engine.pid, "host": engine.host}
+    return {"engine": engine.id, **where, **asdict(engine.client.stats), "machine": machine}

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from engine.service.sandbox.child import OUT_OF_MEMORY
 from engine.service.sandbox.frames import FrameTooLarge, Incoming, packed
-from engine.startup.process import describe_exit
+from engine.startup.engine_process import describe_exit
 
 T = TypeVar("T")
 

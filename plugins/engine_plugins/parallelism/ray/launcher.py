@@ -1,9 +1,9 @@
-"""Workers on the machines of a Ray cluster.
+"""Workers, and whole engines, on the machines of a Ray cluster.
 
 Ray only finds the machines: it reserves a bundle of resources on each, and runs an actor in it for every rank, which
-starts the rank's worker as its child. Workers connect to the engine process by themselves; plans, tensors and signs of
-life never pass through Ray, whose own signs of life take long: a machine may be gone for ten seconds and more before
-Ray says so.
+starts the rank's worker as its child; an engine has one actor, on any machine that has what it needs. Workers connect
+to the engine process by themselves, engines to their server; plans, tensors, tokens and signs of life never pass
+through Ray, whose own signs of life take long: a machine may be gone for ten seconds and more before Ray says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.contracts.parallelism import TOKEN, LauncherError, StartedWorker, WorkerJob, WorkerStart
+from engine.contracts.parallelism import (
+    TOKEN,
+    EngineJob,
+    LauncherError,
+    StartedEngine,
+    StartedWorker,
+    WorkerJob,
+    WorkerStart,
+)
 from engine.contracts.provider import BuildContext
 from engine_plugins.parallelism.listening import Listener
 from engine_plugins.parallelism.ray import actor as in_ray
 from engine_plugins.parallelism.ray.config import INSTALL, RayConfig
-from engine_plugins.parallelism.ray.nodes import CPU, GPU, Node, Wanted, amounts, devices, lacking
+from engine_plugins.parallelism.ray.nodes import (
+    CPU,
+    GPU,
+    Node,
+    Wanted,
+    amounts,
+    devices,
+    lacking,
+    lacking_for_engine,
+    share_of_memory,
+)
 
 REACH_S = 5.0
 """How long the head of a cluster may take to accept a connection."""
 NODE_ID = "ray.io/node-id"
 """A label that Ray gives every node."""
+PLACED_S = 5.0
+"""How long Ray may take to start a process on a machine that has room."""
 ANSWER_S = 0.05
 """How long an actor that lives may take to answer: one whose machine is gone never does."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -41,15 +61,19 @@ RAISED = re.compile(r"^\w+Error: .+", re.MULTILINE)
 
 @dataclass(slots=True)
 class RayWorker:
-    """See :class:`engine.contracts.parallelism.StartedWorker`."""
+    """See :class:`engine.contracts.parallelism.StartedWorker`, and ``StartedEngine``."""
 
     rank: int
     connection: socket.socket
     place: str
     actor: Actor
+    memory_bytes: int | None = None
 
     def ended(self) -> str | None:
         return self.actor.ended()
+
+    def abort(self) -> None:
+        self.actor.handle.abort.remote()
 
     def kill(self) -> None:
         self.actor.handle.kill.remote()
@@ -64,13 +88,13 @@ class Actor:
         self.handle = handle
         self.node = node
         self.pid = 0
-        """Of the worker."""
+        """Of what it started."""
         self._ray = ray
         self._asked: Any = None
         self._asking = threading.Lock()
 
     def ended(self) -> str | None:
-        """How the worker ended; ``None`` also while the actor does not answer."""
+        """How its process ended; ``None`` also while the actor does not answer."""
         with self._asking:
             if self._asked is None:
                 self._asked = self.handle.ended.remote()
@@ -86,7 +110,7 @@ class Actor:
 
 
 class RayLauncher:
-    """See :class:`engine.contracts.parallelism.Launcher`."""
+    """See :class:`engine.contracts.parallelism.Launcher` and ``EngineLauncher``."""
 
     def __init__(self, config: RayConfig, context: BuildContext) -> None:
         self._config = config
@@ -100,9 +124,19 @@ class RayLauncher:
         self._listener: Listener | None = None
 
     def launch(self, jobs: Sequence[WorkerJob], start: WorkerStart, timeout_s: float) -> Sequence[StartedWorker]:
+        with self._started():
+            return self._launch(jobs, start, timeout_s)
+
+    def launch_engine(self, job: EngineJob, start: WorkerStart, timeout_s: float) -> StartedEngine:
+        with self._started():
+            return self._launch_engine(job, start, timeout_s)
+
+    @contextlib.contextmanager
+    def _started(self) -> Iterator[None]:
+        """Connected to Ray; all is given back where something fails."""
         try:
             self._connect()
-            return self._launch(jobs, start, timeout_s)
+            yield
         except BaseException as error:
             failed = self._ray is not None and isinstance(error, self._ray.exceptions.RayError)
             self.close()
@@ -153,13 +187,24 @@ class RayLauncher:
         nodes = self._reserve(wanted, ray.get_runtime_context().get_node_id())
         actors = self._actors(jobs, wanted, nodes)
         visible = self._visible(actors, wanted, timeout_s)
+        seeing = [WorkerJob(job.rank, {**job.environment, **visible.get(job.rank, {})}) for job in jobs]
         token = secrets.token_urlsafe(16)
         self._listener = Listener(nodes[0].address, self._config.port, token)
-        arguments = [*start.command[1:], "--join", f"{self._listener.host}:{self._listener.port}", "--rank"]
+        return self._joined(seeing, actors, start, self._listener, token, timeout_s)
+
+    def _joined(
+        self,
+        jobs: Sequence[WorkerJob],
+        actors: Mapping[int, Actor],
+        start: WorkerStart,
+        listener: Listener,
+        token: str,
+        timeout_s: float,
+    ) -> list[RayWorker]:
+        """Have actors start their processes, which connect."""
+        arguments = [*start.command[1:], "--join", f"{listener.host}:{listener.port}", "--rank"]
         started = [
-            actors[job.rank].handle.start.remote(
-                [*arguments, str(job.rank)], {**job.environment, **visible.get(job.rank, {}), TOKEN: token}
-            )
+            actors[job.rank].handle.start.remote([*arguments, str(job.rank)], {**job.environment, TOKEN: token})
             for job in jobs
         ]
         for job, pid in zip(jobs, self._answers(started, timeout_s), strict=True):
@@ -173,13 +218,63 @@ class RayLauncher:
                                         "are above, or in Ray's log of that machine")  # fmt: skip
 
         addresses = ", ".join(sorted({actors[job.rank].node.address for job in jobs}))
-        joined = self._listener.wait(
+        joined = listener.wait(
             jobs, timeout_s, waits,
             f"does {addresses} reach that address? Open the port in the firewall (parallelism.port=N chooses one)",
         )  # fmt: skip
         return [
             RayWorker(one.rank, one.connection, _where(actors[one.rank]), actors[one.rank]) for one in joined
         ]  # fmt: skip
+
+    def _listening(self, host: str, token: str, timeout_s: float) -> Listener:
+        """Engines of one server that have one port wait for it in turn."""
+        ends = time.monotonic() + timeout_s
+        while True:
+            try:
+                return Listener(host, self._config.port, token)
+            except LauncherError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+
+    def _launch_engine(self, job: EngineJob, start: WorkerStart, timeout_s: float) -> RayWorker:
+        from ray.util import get_node_ip_address
+
+        ray = self._ray
+        cpus = job.ranks * (self._config.cpus or (1 if job.gpus else job.threads))
+        needed: dict[str, float] = {CPU: cpus, **({GPU: job.gpus} if job.gpus else {})}
+        handle = ray.remote(in_ray.RankActor).options(
+            num_cpus=cpus, num_gpus=job.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+        ).remote()  # fmt: skip
+        self._handles.append(handle)
+        node, visible = self._placed(handle, needed), {}
+        if job.gpus:
+            visible[VISIBLE] = ",".join(self._answers([handle.gpus.remote()], timeout_s)[0])
+        own = WorkerJob(0, {**job.environment, **visible})
+        actors, token = {0: Actor(ray, handle, node)}, secrets.token_urlsafe(16)
+        self._listener = listener = self._listening(get_node_ip_address(), token, timeout_s)
+        (engine,) = self._joined([own], actors, start, listener, token, timeout_s)
+        listener.close()
+        engine.memory_bytes = None if job.gpus else share_of_memory(node, needed)
+        return engine
+
+    def _placed(self, handle: Any, needed: Mapping[str, float]) -> Node:
+        """Where Ray has room for an engine, once it has."""
+        ends, told = time.monotonic() + self._config.wait_s, _Once()
+        asked = handle.node.remote()
+        while not self._ray.wait([asked], timeout=PLACED_S)[0]:
+            lacks, busy = lacking_for_engine(self._nodes(), needed), f"a machine with {amounts(needed)} free"
+            if lacks and all(node.alive for node in self._nodes()):
+                raise LauncherError(lacks)
+            if time.monotonic() > ends:
+                raise LauncherError(
+                    lacks
+                    or f"Ray did not have {busy}, within parallelism.wait_s={self._config.wait_s:g}: see `ray "
+                    "status` for who uses them; threads=N or parallelism.cpus=N says how many CPUs an engine takes"
+                )
+            told(lacks or f"waiting for Ray to have {busy}")
+        (found,) = self._answers([asked], 1.0)
+        return next(node for node in self._nodes() if node.id == found)
 
     def _wanted(self, jobs: Sequence[WorkerJob]) -> Wanted:
         ranks, config = len(jobs) + 1, self._config

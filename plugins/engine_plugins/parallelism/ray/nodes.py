@@ -54,6 +54,22 @@ def lacking(nodes: Sequence[Node], here: str, wanted: Wanted) -> str:
     )
 
 
+def lacking_for_engine(nodes: Sequence[Node], needed: Mapping[str, float]) -> str:
+    """What the cluster lacks for an engine, which any node may run; empty: nothing, though others may use it."""
+    if any(node.holds(needed) for node in nodes):
+        return ""
+    there = ", ".join(f"{node.address} with {_has(node, needed)}" for node in nodes if node.alive) or "none"
+    return (
+        f"parallelism=ray: an engine needs a Ray node with {amounts(needed)}; Ray has {there}. Use threads=N or "
+        "parallelism.cpus=N, or start Ray on a larger machine with `ray start --address=HOST:PORT`"
+    )
+
+
+def share_of_memory(node: Node, needed: Mapping[str, float]) -> int:
+    """Bytes: as much of what Ray found free on a machine when it started there as of its CPUs."""
+    return int(node.resources["memory"] * min(1.0, needed[CPU] / node.resources[CPU]))
+
+
 def devices(own: str, given: Sequence[str]) -> list[str]:
     """The GPUs of the ranks on this machine, of those that Ray gave them: rank 0 keeps the one that it runs on, since
     it ran before Ray was asked. Raises ``ValueError`` if that one is somebody else's."""
@@ -77,8 +93,11 @@ def _fits(nodes: Sequence[Node], here: str, wanted: Wanted) -> bool:
 
 
 def _told(node: Node, here: bool, each: Mapping[str, float]) -> str:
-    has = amounts({name: node.resources.get(name, 0) for name in each})
-    return f"{node.address}{' (this machine)' * here} with {has}"
+    return f"{node.address}{' (this machine)' * here} with {_has(node, each)}"
+
+
+def _has(node: Node, each: Mapping[str, float]) -> str:
+    return amounts({name: node.resources.get(name, 0) for name in each})
 
 
 def _what_fits(nodes: Sequence[Node], here: str, wanted: Wanted) -> str:
