@@ -37,7 +37,7 @@ class House:
         self.memory.open(RecordLayout(bytes(32), (4096,) * len(groups)), lambda: None)
         self.stored: list[RecordMove] = []
         staging = Staging(self.memory, [], (4096,) * len(groups), lambda: 0.0)
-        self.tiers = Tiers(self.memory, staging, self.allocator, groups, BLOCK, self.store)
+        self.tiers = Tiers(["host"], self.memory, staging, self.allocator, groups, BLOCK, self.store)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 
@@ -173,4 +173,4 @@ def test_nothing_is_found_after_clear() -> None:
     house.allocator.release(house.computed(LENGTH))
     house.inner.reset_cache()
     house.tiers.clear()
-    assert house.tiers.reach(house.prefix()) == 0 and house.tiers.usage()[0].records == 0
+    assert house.tiers.reach(house.prefix()) == 0 and house.tiers.states()[0].records == 0

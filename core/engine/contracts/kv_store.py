@@ -67,6 +67,9 @@ class KVStore(Protocol):
 class MemoryStore(KVStore, Protocol):
     """A store whose records are in memory of this machine, in slots of equal size for each group."""
 
+    most_bytes: int
+    """Of memory that records may take, known before it is opened: on a CPU it is counted beside weights and KV pool."""
+
     def memory(self, group: int) -> memoryview:
         """All slots of a group, one after the other: writable bytes whose length is a multiple of a record's."""
         ...

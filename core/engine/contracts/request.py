@@ -108,6 +108,8 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """First output token until the last."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values came from the prefix cache."""
+    loaded_tokens: int = 0
+    """Of these: from a KV store."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0

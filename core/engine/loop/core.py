@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import MemoryStore, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -275,13 +275,15 @@ class EngineCore:
         return bool(self._queues.by_id or self._ledger or self._outputs)
 
     def keep_records(
-        self, memory: MemoryStore, stores: SequenceOf[StagedStore], num_bytes: SequenceOf[int], store: StoreMoves
+        self, names: SequenceOf[str], stores: SequenceOf[KVStore], num_bytes: SequenceOf[int], store: StoreMoves
     ) -> None:
-        """From now on find and keep records of blocks in memory, and behind it in further stores. ``num_bytes``: of a
+        """From now on find and keep records of blocks in stores, of which the first is memory. ``num_bytes``: of a
         record, by group; ``store`` copies blocks to slots."""
         pool, settings = self._pool, self._settings
-        staging = Staging(memory, stores, num_bytes, self._clock)
-        pool.tiers = Tiers(memory, staging, pool.allocator, settings.groups, settings.block_size, store)
+        memory, *further = stores
+        assert isinstance(memory, MemoryStore)
+        staging = Staging(memory, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
+        pool.tiers = Tiers(names, memory, staging, pool.allocator, settings.groups, settings.block_size, store)
 
     def take_stored(self) -> None:
         """See what stores have done."""
@@ -488,6 +490,7 @@ class EngineCore:
             waiting=self._num_waiting,
             blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
+            stores=() if self._pool.tiers is None else self._pool.tiers.states(),
             step_cost=self._cost_report,
         )
 

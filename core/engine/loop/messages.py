@@ -144,6 +144,18 @@ class GroupBlocks(msgspec.Struct, frozen=True):
         return self.leased / self.total if self.total else 0.0
 
 
+class StoreState(msgspec.Struct, frozen=True):
+    """What a KV store has, and what became of it so far."""
+
+    name: str
+    records: int
+    num_bytes: int
+    most_bytes: int
+    evicted: int
+    faults: int
+    """Records that were damaged, foreign or gone, and reads and writes that failed."""
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """The engine's state at one moment."""
 
@@ -154,6 +166,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     waiting: int = 0
     blocks: tuple[GroupBlocks, ...] = ()
     rows_used: int = 0
+    stores: tuple[StoreState, ...] = ()
+    """Of slot ``kv_store``, in their order."""
     step_cost: StepCostReport | None = None
     """As of some steps ago."""
     machine: MachineTimes | None = None

@@ -332,7 +332,7 @@ class Planner:
         again = sequence.num_preemptions
         self._emit(AdmittedEvent(now, sequence.request_id, waited_ms, sequence.scheduled, again))
         if again == 0:
-            sequence.num_cached = sequence.scheduled
+            sequence.num_cached, sequence.num_loaded = sequence.scheduled, sequence.loaded
             if sequence.keys is not None:
                 cached = sequence.scheduled, sequence.request_id, sequence.loaded
                 self._emit(PrefixCacheEvent(now, sequence.prompt_len, *cached))

@@ -87,6 +87,7 @@ class Sequence:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     num_cached: int = 0
+    num_loaded: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
@@ -258,6 +259,7 @@ class Sequence:
             prefill_ms=(first_token - first_step) * 1e3,
             decode_ms=(last_token - first_token) * 1e3,
             cached_tokens=self.num_cached,
+            loaded_tokens=self.num_loaded,
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,

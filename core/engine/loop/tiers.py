@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import MemoryStore, StagedStore, StoreUsage
+from engine.contracts.kv_store import MemoryStore, StagedStore
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
+from engine.loop.messages import StoreState
 from engine.loop.staging import Read, RecordId, Staging
 from engine.step.plan import RecordMove
 
@@ -51,6 +52,7 @@ class Tiers:
 
     def __init__(
         self,
+        names: Sequence[str],
         memory: MemoryStore,
         staging: Staging,
         allocator: CheckedAllocator,
@@ -58,6 +60,7 @@ class Tiers:
         block_size: int,
         store: StoreMoves,
     ) -> None:
+        self._names = tuple(names)
         self._memory = memory
         self._staging = staging
         self._allocator = allocator
@@ -233,9 +236,14 @@ class Tiers:
         for store in (self._memory, *self._staging.stores):
             store.clear()
 
-    def usage(self) -> tuple[StoreUsage, ...]:
+    def states(self) -> tuple[StoreState, ...]:
         """Tier by tier."""
-        return tuple([store.usage() for store in (self._memory, *self._staging.stores)])
+        found = []
+        for name, store in zip(self._names, (self._memory, *self._staging.stores), strict=True):
+            usage = store.usage()
+            counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
+            found.append(StoreState(name, *counts))
+        return tuple(found)
 
     def close(self, deadline_s: float) -> None:
         for store in (*self._staging.stores, self._memory):

@@ -135,6 +135,7 @@ class Account:
             "tpot_ms": self.tpot_ms,
             "itl_ms": itl_summary(self.itl_ms),
             "cached_tokens": self.engine.cached_tokens,
+            "loaded_tokens": self.engine.loaded_tokens,
             "drafted_tokens": self.engine.drafted_tokens,
             "accepted_tokens": self.engine.accepted_tokens,
             "preemptions": self.engine.preemptions,

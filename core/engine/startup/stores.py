@@ -46,8 +46,7 @@ def open_stores(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, devic
             f"kv_store=[{','.join(names)}] needs an allocator whose blocks can be filled from elsewhere "
             f"(FillingAllocator), as those of kv_allocator={plan.choice('kv_allocator').name} cannot; use kv_store=[]"
         )
-    further = [store for store in bound.kv_stores[1:] if isinstance(store, StagedStore)]
-    if len(further) < len(bound.kv_stores) - 1:
+    if not all(isinstance(store, StagedStore) for store in bound.kv_stores[1:]):
         raise DoesNotFit(f"kv_store=[{','.join(names)}]: only the first may be memory; use kv_store=[{names[0]}]")
     records = Records(runner.kv)
     layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
@@ -55,7 +54,7 @@ def open_stores(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, devic
         store.open(layout, lambda: core.wake())
     records.attach([memory.memory(group) for group in range(runner.kv.num_groups)])
     runner.records = records
-    core.keep_records(memory, further, records.num_bytes, device.store)
+    core.keep_records(names, bound.kv_stores, records.num_bytes, device.store)
 
 
 def _digest(namespace: str, plan: EnginePlan, runner: ModelRunner) -> bytes:

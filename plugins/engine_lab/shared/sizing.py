@@ -110,6 +110,7 @@ class Sizing:
             "tables": found.tables,
             "graphs": found.graphs,
             "process overhead": found.process_overhead,
+            "KV stores": found.stores,
         }
 
     def concurrency(self, tokens: int, shared: int = 0) -> int:

@@ -37,6 +37,16 @@ class Group(msgspec.Struct, frozen=True):
     """Held by the prefix cache alone: free for whom needs them."""
 
 
+class Store(msgspec.Struct, frozen=True):
+    """A KV store of the engine."""
+
+    name: str
+    records: int
+    num_bytes: int
+    most_bytes: int
+    faults: int
+
+
 class Rates(msgspec.Struct, frozen=True):
     """Per second, over the last :data:`RATE_S`; ``None``: not known yet."""
 
@@ -78,6 +88,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Of the last minute, an entry between two polls: rates per second, and requests running and waiting."""
     slowest: tuple[dict[str, Any], ...]
     """Of the requests that ended last, as ``/engine/requests`` has them, the slowest first."""
+    stores: tuple[Store, ...] = ()
+    """Of one engine: where else it keeps keys and values."""
     engines: dict[str, Frame] = {}
     """Those of several engines, by id; this one then has what they come to together, and no latency."""
     states: dict[str, str] = {}
@@ -115,6 +127,7 @@ class History:
                 Group(group["group"], group["total"], group["leased"], group["cached"])
                 for group in now.stats.get("blocks", ())
             ),
+            stores=msgspec.convert(now.stats.get("stores", ()), tuple[Store, ...]),
             series=self._series(),
             slowest=tuple(sorted(now.requests, key=lambda request: -request["total_ms"])),
         )

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.startup.memory.report import size
 from engine_lab.shared.live import short_ids
 from engine_lab.top import frame as frames
 from engine_lab.top.sparkline import bar, sparkline
@@ -149,6 +150,9 @@ def kept(frame: frames.Frame, width: int) -> Table:
         cells = bar((("█", leased), ("▒", cached)), max(10, min(40, width - labels - len(said) - 2)))
         style = "red" if leased > KV_FULL else "green"
         table.add_row(Text(f"KV {group.group}"), Text.assemble((cells, style), said))
+    for store in frame.stores:
+        said = f"{size(store.num_bytes)} of {size(store.most_bytes)}, {store.records:,} records"
+        table.add_row(f"KV {store.name}", said + (f", {store.faults:,} faults" if store.faults else ""))
     of_minute = frame.minute
     hits = f"{share(of_minute.prefix_hit_rate)} of prompt tokens were cached"
     if of_minute.preemptions:

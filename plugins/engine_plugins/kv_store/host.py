@@ -51,11 +51,11 @@ class HostStore:
     """See :class:`engine.contracts.kv_store.MemoryStore`."""
 
     def __init__(self, config: HostConfig, context: BuildContext) -> None:
-        self._most_bytes = config.max_bytes
+        self.most_bytes = config.max_bytes
         self._evicted = 0
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
-        count = self._most_bytes // max(1, sum(layout.num_bytes))
+        count = self.most_bytes // max(1, sum(layout.num_bytes))
         self._groups = [_Slots(count, size) for size in layout.num_bytes]
         self._layout = layout
 
@@ -120,7 +120,7 @@ class HostStore:
     def usage(self) -> StoreUsage:
         counts = [len(own.slot_of) for own in self._groups]
         taken = sum(count * size for count, size in zip(counts, self._layout.num_bytes, strict=True))
-        return StoreUsage(sum(counts), taken, self._most_bytes, self._evicted)
+        return StoreUsage(sum(counts), taken, self.most_bytes, self._evicted)
 
     def clear(self) -> None:
         for own in self._groups:

@@ -1,6 +1,7 @@
 """How a frame lies on the terminal."""
 
 import io
+import re
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engine.machine import MachineUse
-from engine_lab.top.frame import Frame, Group, Minute, Percentiles, Rates
+from engine_lab.top.frame import Frame, Group, Minute, Percentiles, Rates, Store
 from engine_lab.top.render import render
 from engine_lab.top.sparkline import bar, sparkline
 
@@ -60,10 +61,20 @@ FLEET = msgspec.structs.replace(
 )
 
 
+STORED = msgspec.structs.replace(
+    FRAME, stores=(Store("host", 123456, 8 * 2**30, 16 * 2**30, 0), Store("disk", 9876543, 2**40, 2**41, 12))
+)
+
+
 def lines(width: int, height: int | None = None, frame: Frame = FRAME, **terminal: bool) -> list[str]:
     console = Console(file=io.StringIO(), width=width, **terminal)
     console.print(render(Text("engine top"), frame, width, height))
     return console.file.getvalue().splitlines()
+
+
+def test_stores_are_shown_with_their_faults():
+    shown = "\n".join(lines(80, None, STORED))
+    assert "8.00 GiB of 16.00 GiB, 123,456 records\n" in re.sub(r" +\n", "\n", shown) and "12 faults" in shown
 
 
 @pytest.mark.parametrize("frame", [FRAME, FLEET])

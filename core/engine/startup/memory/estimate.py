@@ -11,6 +11,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
 from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.contracts.kv_store import MemoryStore
 from engine.drafting.chains import MOST_DRAFTS
 from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.cpu.rotation_tables import PAGE
@@ -59,6 +60,8 @@ class MemoryEstimate:
     """Of native calls: see :mod:`engine.kernels.cpu.program`."""
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
+    stores: int
+    """Of KV stores in this memory."""
     graphs: int
     pool: PoolShape
     """How large the pools of the KV groups are. Its unit is what blocks are counted in below: that of a group which
@@ -73,7 +76,7 @@ class MemoryEstimate:
     def fixed(self) -> int:
         """Everything but the KV pool."""
         steps = max(self.loading, self.workspace) + self.programs + self.graphs
-        return self.weights + self.drafter + steps + self.tables + self.process_overhead
+        return self.weights + self.drafter + steps + self.tables + self.process_overhead + self.stores
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
@@ -122,6 +125,7 @@ def estimate_memory(
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size, groups.num_groups),
         programs=_programs(plan, bound, graph, block_size, groups.num_groups),
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
+        stores=_stores(bound) if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         pool=PoolShape(
             groups.reaches,
@@ -138,6 +142,10 @@ def estimate_memory(
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
     )
+
+
+def _stores(bound: BoundEngine) -> int:
+    return sum(store.most_bytes for store in bound.kv_stores if isinstance(store, MemoryStore))
 
 
 def _tables(max_requests: int, width: int, block_size: int, groups: int) -> int:

@@ -35,6 +35,7 @@ def make_ledger(
         # On a CPU the heap hides what steps take: they use what loading left.
         MemoryLine("workspace", estimate.workspace, None if on_cpu else _growth(phases, WARMING)),
         MemoryLine("process overhead", estimate.process_overhead),
+        *([MemoryLine("KV stores", estimate.stores)] if estimate.stores else []),
         MemoryLine("graphs", estimate.graphs, None if on_cpu else _growth(phases, CAPTURING)),
     )
     return MemoryLedger(

@@ -61,6 +61,7 @@ def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, 
         ("programs", estimate.programs, "native calls of small steps and drafts"),
         ("process overhead", estimate.process_overhead, "Python objects, buffers of libraries, holes in the heap"),
         ("graphs", estimate.graphs, "reserved for captured steps"),
+        ("KV stores", estimate.stores, "kv_store plugins that keep records in memory"),
     )
 
 
