@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.contracts.events import PrefixCacheEvent
 from engine.contracts.request import EngineRequest
 from engine.loop.core import EngineCore
+from tests.selection import few
 
 from .drafted import Answer, answers
-from .kv_models import DRAFTERS, FAMILIES, LENGTHS, OUTPUT, References, start
+from .kv_models import DRAFTERS, FAMILIES, LENGTHS, OUTPUT, Reference, References, start
 from .kv_models import references as references
 
 HOST = ("kv_allocator=prefix_cache", "kv_store=[host]", "kv_store.host.max_bytes=67108864", "scheduler.max_requests=8")
@@ -38,6 +40,7 @@ def loaded_by(core: EngineCore, requests: list[EngineRequest]) -> tuple[list[Ans
     return found, loaded
 
 
+@few(8)
 @pytest.mark.parametrize("kv_format", ["native", "int8"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_next_turns_load_what_the_pool_has_lost(references: References, name: str, kv_format: str) -> None:
@@ -60,6 +63,7 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
     computed.close()
 
 
+@few(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_engine_reads_them_from_the_disk(references: References, name: str, tmp_path: Path) -> None:
     reference = references(name)
@@ -74,6 +78,33 @@ def test_another_engine_reads_them_from_the_disk(references: References, name: s
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
     again.close()
     again._pool.tiers._memory.check()
+
+
+@few(3)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_preempted_requests_and_next_turns_load_what_a_small_pool_lost(references: References, name: str) -> None:
+    reference = references(name)
+    short = Reference(reference.path, reference.prompts[:4] * 2, reference.tokens[:4] * 2)
+    tight = ("memory.kv_tokens=112", "scheduler.token_budget=16", "kv_allocator=prefix_cache")
+    preemptions, computed = [], []
+    for stores in ((), HOST[1:3]):
+        core, tokens = start(short, *tight, *stores).core, 0
+        step = core._step_event
+
+        def counted(*args: Any, step: Any = step) -> Any:
+            nonlocal tokens
+            event = step(*args)
+            tokens += event.num_prefill_tokens
+            return event
+
+        core._step_event = counted
+        first, _ = short.check(core, batch=8)
+        preemptions.append(sum(answer.timings.preemptions for answer in first))
+        computed.append(tokens)
+        core.check_idle()
+        core.close()
+    assert name == "mistral" or all(preemptions), "a window in every layer: its texts fit"
+    assert computed[1] < computed[0] / 2
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

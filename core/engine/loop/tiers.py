@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
@@ -17,7 +18,7 @@ from engine.contracts.kv_store import MemoryStore, StagedStore
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.messages import StoreState
-from engine.loop.staging import Read, RecordId, Staging
+from engine.loop.staging import Read, Staging
 from engine.step.plan import RecordMove
 
 StoreMoves = Callable[[Sequence[RecordMove], Callable[[bool], None]], None]
@@ -72,24 +73,24 @@ class Tiers:
     # What is found -----------------------------------------------------------------------------------------------
 
     def reach(self, prefix: Prefix) -> int:
-        """How many leading tokens, whole blocks, are there in blocks or in memory: of a group that forgets, what a
-        query after them reads."""
-        size = self._block_size
-        most = prefix.num_tokens // size if prefix.keys else 0
-        for group in (group for group in self._groups if not group.forgets):
-            for at in range(most):
-                if not self._has(group.group_id, prefix.keys[at + 1]):
-                    most = at
-                    break
-        while (gap := self._gap(prefix, most)) is not None:
-            most = gap  # any end after it, up to here, needs this block
-        return most * size
+        """How many leading tokens, whole blocks, are there in blocks or in memory."""
+        return self._reach(prefix, self._has) * self._block_size
 
-    def _gap(self, prefix: Prefix, full: int) -> int | None:
+    def _reach(self, prefix: Prefix, has: Callable[[int, bytes], bool]) -> int:
+        """The most leading blocks of which each group has what a query after them reads."""
+        size, keys = self._block_size, prefix.keys
+        most = prefix.num_tokens // size if keys else 0
+        for group in (group for group in self._groups if not group.forgets):
+            most = next((at for at in range(most) if not has(group.group_id, keys[at + 1])), most)
+        while (gap := self._gap(prefix, most, has)) is not None:
+            most = gap  # any end after it, up to here, needs this block
+        return most
+
+    def _gap(self, prefix: Prefix, full: int, has: Callable[[int, bytes], bool]) -> int | None:
         size = self._block_size
         for group in (group for group in self._groups if group.forgets):
             for at in range(full - 1, group.num_passed(full * size, size) - 1, -1):
-                if not self._has(group.group_id, prefix.keys[at + 1]):
+                if not has(group.group_id, prefix.keys[at + 1]):
                     return at
         return None
 
@@ -103,44 +104,24 @@ class Tiers:
         nothing to wait for."""
         if not self._staging.stores or not prefix.keys:
             return None
-        reach = self.reach(prefix)
+        reach, size = self.reach(prefix), self._block_size
         for number, store in enumerate(self._staging.stores):
-            ids, end = self._lacking(prefix, store)
+            full = self._reach(prefix, partial(self._has_with, store))
+            end = full * size
             if end - reach < FEWEST_TOKENS:
                 continue
+            ids = [
+                (group.group_id, prefix.keys[at + 1])
+                for at in range(full)
+                for group in self._groups
+                if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
+            ]
             compute_s = cost.ms(StepWork.chunk(end - reach, reach)) / 1e3 if cost.num_samples else UNKNOWN_S
             return self._staging.read(number, ids, compute_s)
         return None
 
-    def _lacking(self, prefix: Prefix, store: StagedStore) -> tuple[list[RecordId], int]:
-        """What a store has of the records that are needed and not here, and how many tokens are there with them."""
-        size, full = self._block_size, prefix.num_tokens // self._block_size
-
-        def lacks(group: int, at: int) -> bool:
-            return not self._has(group, prefix.keys[at + 1])
-
-        lasting = [group.group_id for group in self._groups if not group.forgets]
-        wanted = [(at, group) for at in range(full) for group in lasting if lacks(group, at)]
-        ids = [(group, prefix.keys[at + 1]) for at, group in wanted]
-        count = store.count(ids)
-        if count < len(ids):
-            full = wanted[count][0]
-        forgetful = [group for group in self._groups if group.forgets]
-        windows: list[RecordId] = []
-        while full:
-            windows, gap = [], None
-            for group in forgetful:
-                for at in range(full - 1, group.num_passed(full * size, size) - 1, -1):
-                    if lacks(group.group_id, at):
-                        windows.append((group.group_id, prefix.keys[at + 1]))
-                        if not store.count(windows[-1:]):
-                            gap = at if gap is None else max(gap, at)
-                            break
-            if gap is None:
-                break
-            full = gap  # any end after it, up to here, needs this block
-        upto = [one for one, (at, _) in zip(ids, wanted, strict=True) if at < full]
-        return upto + windows * bool(full), full * size
+    def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
+        return self._has(group, key) or store.count([(group, key)]) == 1
 
     def give_up(self, read: Read) -> None:
         """Nobody waits for it any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -300,6 +301,8 @@ class DeviceQueue:
             for move in moves:
                 records.gather(move.group, move.blocks, move.slots)
             well = True
+        except Exception as error:
+            traceback.print_exception(error)  # they are not kept; a device that is broken shows at the next step
         finally:
             done(well)
 
