@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
+import structlog
 
 from engine.contracts.config import between
 from engine.contracts.provider import BuildContext
@@ -83,6 +84,9 @@ class Similar:
     vector: Sequence[float]
 
 
+log = structlog.get_logger("engine.semantic_cache")
+
+
 @dataclass(slots=True)
 class Audit:
     """What came of comparing."""
@@ -121,6 +125,17 @@ class SemanticCacheRouter:
         self._audit = Audit(config.max_false)
         self._similar_hits = 0
 
+    def _add_audit(self, agrees: bool) -> None:
+        was = self._audit.suspended
+        self._audit.add(agrees)
+        if self._audit.suspended and not was:
+            found = self._audit
+            log.warning(
+                "similar questions are no longer given stored answers, until a restart",
+                audits=found.audits, false_hits=found.false_hits, at_least=round(found.rate[0], 4),
+                max_false=found.max_false,
+            )  # fmt: skip
+
     def place(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         route = self._exact.place(request, fleet)
         if isinstance(route, Answer) or self._audit.suspended or self.is_audited(request):
@@ -143,7 +158,7 @@ class SemanticCacheRouter:
         if found is not None and similar is not None:
             stored = found[0].answer
             if self.is_audited(request):
-                self._audit.add(agree(answer, stored, self._config.agreement))
+                self._add_audit(agree(answer, stored, self._config.agreement))
             elif gives(answer, stored):
                 self._similar_hits += 1
                 self._index.move_to_end(key)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from engine.contracts.provider import BuildContext
 from engine.contracts.request import SamplingParams
@@ -287,10 +288,12 @@ def test_it_stops_itself_once_too_many_audits_fail_with_confidence():
     texts = [f"{'please, ' * number}how to return items" for number in range(2, 20)]
     assert is_given(router, ask(OTHER, request_id=served[0]))
     for number, text in enumerate(texts):
-        router.finished(ask(text, request_id=audited[number]), answered(7, 8))
+        with capture_logs() as logs:
+            router.finished(ask(text, request_id=audited[number]), answered(7, 8))
         tally = router.tally()
         assert tally.audits == tally.false_hits == number + 1
         assert tally.suspended == (share_interval(number + 1, number + 1)[0] > 0.3)
+        assert bool(logs) == tally.suspended, "it is said once"
         if tally.suspended:
             break
     assert router.tally().suspended

@@ -92,6 +92,9 @@ async def test_no_more_batches_are_taken_than_can_be_watched(tmp_path: Path) -> 
         await batches.call(fill)
         with pytest.raises(ApiError, match="are under way"):
             await batches.create(file.id, "/v1/x", None, "", None)
+        path.write_bytes(b"x")
+        other = await batches.call(lambda store: store.take(path, "another", "f"))
+        assert (await batches.create(other.id, "/v1/x", None, "another", None)).tenant == "another"
 
 
 def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ class Batches:
         def added(store: Store) -> None:
             if store.file(file, tenant).purpose != "batch":
                 raise bad_request("input_file_id: expected a file with purpose 'batch'.", "input_file_id")
-            if len(store.unfinished()) >= MOST_UNFINISHED:
+            if sum(each.tenant == tenant for each in store.unfinished()) >= MOST_UNFINISHED:
                 message = f"{MOST_UNFINISHED} batches are under way; wait for one to end."
                 raise ApiError("overloaded", message, code="too_many_batches", retry_after_s=30)
             store.add(batch)
