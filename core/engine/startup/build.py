@@ -129,7 +129,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
             check_finite(checkpoint, checkpoint.names - unread_names(bound.graph, checkpoint.names))
             raise
         core.check_idle()
-    if bound.kv_stores:
+    if bound.kv_stores and isinstance(device, DeviceQueue):
         with rank.phase("open KV stores"):
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()

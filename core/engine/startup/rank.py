@@ -47,6 +47,7 @@ from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.profile_run import profile_run
 from engine.startup.placing import holding, placed
+from engine.startup.stores import check_stores
 from engine.startup.warm_up import warm_up_kernels
 from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.step.runner import DeviceWorker, ModelRunner
@@ -142,6 +143,7 @@ class Rank:
             self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)
+            check_stores(self.plan, self.bound)
 
     def plan_memory(self) -> None:
         """Refuse what does not fit."""

@@ -12,7 +12,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
 from engine.kv.records import Records
-from engine.loop.core import Device, EngineCore
+from engine.loop.core import EngineCore
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.step.runner import DeviceQueue, ModelRunner
@@ -26,34 +26,45 @@ def namespace_of(plan: EnginePlan, bound: BoundEngine) -> str:
     return lasting_namespace(plan, None if path in ("", SHIPPED) else Path(bound.context.find_model(path)))
 
 
-def open_stores(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: Device, core: EngineCore) -> None:
-    """Have the core keep records in the plan's stores. Raises :class:`DoesNotFit` for stores that do not go together,
-    or with this plan."""
+def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`DoesNotFit` for stores that do not go together, or with this plan."""
+    if not bound.kv_stores:
+        return
     names = [choice.name for choice in plan.slots["kv_store"]]
-    memory = bound.kv_stores[0]
-    if not isinstance(memory, MemoryStore):
+    chosen = f"kv_store=[{','.join(names)}]"
+    first, *further = bound.kv_stores
+    if not isinstance(first, MemoryStore):
         raise DoesNotFit(
-            f"kv_store=[{','.join(names)}]: {names[0]} has no memory that the device copies from; put one first that "
-            f"has, as in kv_store=[host,{','.join(names)}]"
+            f"{chosen}: {names[0]} has no memory that the device copies from; put one first that has, as in "
+            f"kv_store=[host,{','.join(names)}]"
         )
-    if not isinstance(device, DeviceQueue):
+    if not all(isinstance(store, StagedStore) for store in further):
+        raise DoesNotFit(f"{chosen}: only the first may be memory; use kv_store=[{names[0]}]")
+    if plan.layout.size > 1:
         raise DoesNotFit(
-            f"kv_store=[{','.join(names)}] needs an engine of one rank, and this one has {plan.layout.size}; "
-            "use kv_store=[]"
+            f"{chosen} needs an engine of one rank, and this one has {plan.layout.size}; use kv_store=[], or "
+            "fleet.replicas instead of parallelism"
         )
     if not isinstance(bound.kv_allocator, FillingAllocator):
         raise DoesNotFit(
-            f"kv_store=[{','.join(names)}] needs an allocator whose blocks can be filled from elsewhere "
-            f"(FillingAllocator), as those of kv_allocator={plan.choice('kv_allocator').name} cannot; use kv_store=[]"
+            f"{chosen} needs an allocator whose blocks can be filled from elsewhere (FillingAllocator), as those of "
+            f"kv_allocator={plan.choice('kv_allocator').name} cannot; use kv_store=[]"
         )
-    if not all(isinstance(store, StagedStore) for store in bound.kv_stores[1:]):
-        raise DoesNotFit(f"kv_store=[{','.join(names)}]: only the first may be memory; use kv_store=[{names[0]}]")
+
+
+def open_stores(
+    plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue, core: EngineCore
+) -> None:
+    """Have the core keep records in the plan's stores, which :func:`check_stores` has seen."""
     records = Records(runner.kv)
     layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
     for store in bound.kv_stores:
         store.open(layout, lambda: core.wake())
+    memory = bound.kv_stores[0]
+    assert isinstance(memory, MemoryStore)
     records.attach([memory.memory(group) for group in range(runner.kv.num_groups)])
     runner.records = records
+    names = [choice.name for choice in plan.slots["kv_store"]]
     core.keep_records(names, bound.kv_stores, records.num_bytes, device.store)
 
 
