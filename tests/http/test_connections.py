@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -60,6 +61,76 @@ async def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one
         while await newer.readline() != b"\r\n":
             pass
         assert not newer.at_eof()
+
+
+async def unread(server: Running) -> socket.socket:
+    """A client that asks for far more than it reads. Returns once some of it waits in the server."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", server.server.port))
+    while not server.server.connections.open:
+        await asyncio.sleep(0)
+    (connection,) = server.server.connections.open
+    link = connection.transport
+    assert isinstance(link, asyncio.Transport)
+    link.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    link.set_write_buffer_limits(high=4096)
+    await loop.sock_sendall(client, 400 * b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(5):
+        while not link.get_write_buffer_size() > 4096:
+            await asyncio.sleep(0.01)
+    return client
+
+
+@in_loop
+async def test_a_client_that_does_not_read_its_answers_makes_room_for_a_new_one_at_once() -> None:
+    async with running(max_connections=1) as server:
+        with await unread(server):
+            newer, writer = await connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await status_of(newer) == 200
+            assert len(server.server.connections.open) == 1
+            writer.close()
+
+
+@in_loop
+async def test_a_client_that_does_not_read_its_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.05)
+    async with running() as server:
+        with await unread(server):
+            async with asyncio.timeout(5):
+                while server.server.connections.open:
+                    await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_a_connection_whose_time_is_up_does_not_wait_for_a_client_that_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as server:
+        with await unread(server):
+            (connection,) = server.server.connections.open
+            connection.resume_writing()  # as where less than the limit is left, which nobody waits for
+            monkeypatch.setattr(connections, "UNREAD_S", 0.05)
+            connection.force_close()
+            async with asyncio.timeout(5):
+                while server.server.connections.open:
+                    await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_a_client_that_has_read_some_since_then_gets_as_much_time_again() -> None:
+    async with running() as server:
+        with await unread(server):
+            (connection,) = server.server.connections.open
+            left = connection._link.get_write_buffer_size()
+            connection._unwatch_unread()
+            connection._cut_off(left + connections.LEAST_READ)
+            assert connection._unread_timer is not None and not connection._link.is_closing()
+            connection._unwatch_unread()
+            connection._cut_off(left + connections.LEAST_READ - 1)
+            assert connection._unread_timer is None and connection._link.is_closing()
 
 
 @in_loop

@@ -20,6 +20,10 @@ from engine.service.logs import Repeated, http_logger
 HEADER_S = 10.0
 """A new connection must have sent its first request's header by then."""
 IDLE_S = 75.0
+UNREAD_S = 60.0
+LEAST_READ = 48 * 1024
+"""In each :data:`UNREAD_S` a client must read so many bytes of what waits for it, or all: else it is cut off. It counts
+once more waits than aiohttp buffers, or the connection is being closed."""
 ACCEPTED_AT_ONCE = 16
 """asyncio accepts so many connections before any of them is looked at."""
 SPARE_FILES = 48
@@ -92,7 +96,7 @@ class Connections:
     def _shed(self) -> bool:
         """Close the connection that has been idle for longest; False: none is idle."""
         for connection in self.idle:
-            connection.force_close()
+            connection.shed()
             return True
         return False
 
@@ -111,6 +115,9 @@ class Connection(web.RequestHandler):
         )
         self._connections = connections
         self._watched: int | None = None
+        self._link: asyncio.Transport | None = None
+        """Also while it is being closed, when ``transport`` is gone."""
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._header_timer = loop.call_later(HEADER_S, self.force_close)
 
     @contextlib.contextmanager
@@ -127,11 +134,30 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connections.open.add(self)
         self._connections.idle[self] = None
-        self._watched = self._connections.hang_ups.watch(cast(asyncio.Transport, transport))
+        self._link = cast(asyncio.Transport, transport)
+        self._watched = self._connections.hang_ups.watch(self._link)
         super().connection_made(transport)
+
+    async def start(self) -> None:
+        """Answer requests until the connection is to be closed."""
+        try:
+            await super().start()
+        finally:
+            self._watch_unread()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._link is not None and not self._link.is_closing():
+            self._unwatch_unread()
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._header_timer.cancel()
+        self._unwatch_unread()
+        self._link = None
         self._connections.hang_ups.forget(self._watched)
         self._connections.open.discard(self)
         self._connections.idle.pop(self, None)
@@ -140,6 +166,32 @@ class Connection(web.RequestHandler):
     def force_close(self) -> None:
         self._connections.idle.pop(self, None)
         super().force_close()
+        self._watch_unread()
+
+    def shed(self) -> None:
+        """Close now, whatever the client has not read: somebody else needs the file."""
+        self.force_close()
+        if self._link is not None and self._link.get_write_buffer_size():
+            self._link.abort()
+
+    def _watch_unread(self) -> None:
+        """Closing a transport waits until its client has read all, for as long as that takes."""
+        if self._link is not None and self._unread_timer is None and (left := self._link.get_write_buffer_size()):
+            self._unread_timer = self._loop.call_later(UNREAD_S, self._cut_off, left)
+
+    def _unwatch_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _cut_off(self, before: int) -> None:
+        assert self._link is not None
+        self._unread_timer = None
+        left = self._link.get_write_buffer_size()
+        if left and before - left < LEAST_READ:
+            self._link.abort()
+        else:
+            self._watch_unread()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
