@@ -54,7 +54,7 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == whole
     core._pool.tiers.poll()
-    core._pool.tiers._memory.check()
+    core._pool.tiers._memory.store.check()
     core.check_idle()
     core.close()
     computed.close()
@@ -73,7 +73,7 @@ def test_another_engine_reads_them_from_the_disk(references: References, name: s
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
     again.close()
-    again._pool.tiers._memory.check()
+    again._pool.tiers._memory.store.check()
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import MemoryStore, StagedStore, StoreUsage
+from engine.contracts.kv_store import StagedStore, StoreUsage
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
+from engine.kv.checked_memory import CheckedMemory
 from engine.loop.staging import Read, RecordId, Staging
 from engine.step.plan import RecordMove
 
@@ -51,7 +52,7 @@ class Tiers:
 
     def __init__(
         self,
-        memory: MemoryStore,
+        memory: CheckedMemory,
         staging: Staging,
         allocator: CheckedAllocator,
         groups: Sequence[KVGroup],
@@ -119,7 +120,7 @@ class Tiers:
         lasting = [group.group_id for group in self._groups if not group.forgets]
         wanted = [(at, group) for at in range(full) for group in lasting if lacks(group, at)]
         ids = [(group, prefix.keys[at + 1]) for at, group in wanted]
-        count = store.count(ids)
+        count = self._staging.count(store, ids)
         if count < len(ids):
             full = wanted[count][0]
         forgetful = [group for group in self._groups if group.forgets]
@@ -130,7 +131,7 @@ class Tiers:
                 for at in range(full - 1, group.num_passed(full * size, size) - 1, -1):
                     if lacks(group.group_id, at):
                         windows.append((group.group_id, prefix.keys[at + 1]))
-                        if not store.count(windows[-1:]):
+                        if not self._staging.count(store, windows[-1:]):
                             gap = at if gap is None else max(gap, at)
                             break
             if gap is None:
@@ -149,11 +150,7 @@ class Tiers:
         for group, places in enumerate(lease.to_fill):
             if not places:
                 continue
-            slots = []
-            for at in places:
-                slot = self._memory.find(group, prefix.keys[at + 1])
-                assert slot is not None
-                slots.append(slot)
+            slots = [self._memory.found(group, prefix.keys[at + 1]) for at in places]
             self._memory.hold(group, slots)
             self._memory.use(group, slots)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
@@ -230,13 +227,13 @@ class Tiers:
 
     def clear(self) -> None:
         """No record may be found again."""
-        for store in (self._memory, *self._staging.stores):
+        for store in (self._memory.store, *self._staging.stores):
             store.clear()
 
     def usage(self) -> tuple[StoreUsage, ...]:
         """Tier by tier."""
-        return tuple([store.usage() for store in (self._memory, *self._staging.stores)])
+        return tuple([store.usage() for store in (self._memory.store, *self._staging.stores)])
 
     def close(self, deadline_s: float) -> None:
-        for store in (*self._staging.stores, self._memory):
+        for store in (*self._staging.stores, self._memory.store):
             store.close(deadline_s)

@@ -13,6 +13,7 @@ from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
 from engine.kv.records import Records
 from engine.loop.core import Device, EngineCore
+from engine.plugin_guard.calls import contract_error
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.step.runner import DeviceQueue, ModelRunner
@@ -53,7 +54,16 @@ def open_stores(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, devic
     layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
     for store in bound.kv_stores:
         store.open(layout, lambda: core.wake())
-    records.attach([memory.memory(group) for group in range(runner.kv.num_groups)])
+    own = [memory.memory(group) for group in range(runner.kv.num_groups)]
+    for group, size in enumerate(records.num_bytes):
+        if own[group].readonly or len(own[group]) % size:
+            raise contract_error(memory, "memory", f"returned {len(own[group])} bytes, expected slots of {size}")
+        if not len(own[group]):
+            raise DoesNotFit(
+                f"kv_store=[{','.join(names)}]: {names[0]} has no room for a record of {sum(records.num_bytes)} bytes; "
+                f"give it more, as with a larger kv_store.{names[0]}.max_bytes"
+            )
+    records.attach(own)
     runner.records = records
     core.keep_records(memory, further, records.num_bytes, device.store)
 
