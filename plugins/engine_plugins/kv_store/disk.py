@@ -78,7 +78,7 @@ class DiskStore:
         self._taken = self._others = 0
         """Bytes of this namespace, and of others."""
         self._clearing = 0
-        """Calls of :meth:`clear` whose files are not gone yet: nothing is found that is not in the index."""
+        """Calls of :meth:`clear` whose files are not all gone: nothing is found that is not in the index."""
         self._written = self._queued = self._evicted = self._faults = self._generation = 0
         self._paused_until = 0.0
         self._numbers, self._token = count(), secrets.token_hex(8)
@@ -144,7 +144,7 @@ class DiskStore:
                 own.append((status.st_mtime, _id_of(file.name), status.st_blocks * 512))
         with self._lock:
             self._others, self._written = others, 0
-            if generation == self._generation:  # clear() may have forgotten what was just counted
+            if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
                 self._index = OrderedDict((each, size) for _, each, size in sorted(own))
                 self._taken = sum(self._index.values())
 
@@ -293,12 +293,15 @@ class DiskStore:
         self._writer.submit(self._remove_all)
 
     def _remove_all(self) -> None:
+        gone = True
         for file, _ in _files(self._root):
             if file.parent.parent == self._folder:
-                with suppress(OSError):
-                    file.unlink()
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError:
+                    gone = False
         with self._lock:
-            self._clearing -= 1
+            self._clearing -= gone
 
     def close(self, deadline_s: float) -> None:
         ends = time.monotonic() + deadline_s

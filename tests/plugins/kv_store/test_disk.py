@@ -243,6 +243,23 @@ def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monke
     store.close(1.0)
 
 
+def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def read_only(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        store.clear()
+        store._writer.submit(store._scan).result(LONGEST_S)
+    assert store.count(ids) == 0 and len(files(suite.folder)) == 4
+    suite.written(store, ids[:2])
+    assert store.count(ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
+    store.close(1.0)
+
+
 def test_files_that_cannot_be_opened_now_are_not_removed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, store = ids_of(4), suite.staged()
     suite.written(store, ids)
