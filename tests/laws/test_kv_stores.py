@@ -12,8 +12,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.contracts.events import PrefixCacheEvent
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
-from engine.contracts.request import EngineRequest
-from engine.loop import core as loop_core
+from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.inbox import Inbox
@@ -240,7 +239,7 @@ def test_the_records_of_the_last_step_reach_the_disk(references: References, tmp
     reference = references("qwen2")
     disk = (*HOST, "kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "overlap=false")
     core = start(reference, *disk).core
-    answers(core, [EngineRequest("only", reference.prompts[4][:40], loop_core.PROBE.sampling)], 1)
+    answers(core, [EngineRequest("only", reference.prompts[4][:40], SamplingParams(max_tokens=1, temperature=0.0))], 1)
     core.close()
     assert len([*tmp_path.rglob("*-0")]) == 40 // 8
 
