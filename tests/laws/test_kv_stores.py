@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.assembly.errors import AssemblyError
 from engine.contracts.events import PrefixCacheEvent
-from engine.contracts.request import EngineRequest
+from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
+from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
+from engine.loop.driver import drive
+from engine.loop.inbox import Inbox
+from engine.loop.messages import Failed, FromEngine, Submit
+from engine.plugin_guard.calls import named
+from engine_plugins.kv_store.host import HostStore
 from tests.selection import few
 
 from .drafted import Answer, answers
@@ -57,7 +66,7 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == whole
     core._pool.tiers.poll()
-    core._pool.tiers._memory.check()
+    core._pool.tiers._memory.store.check()
     core.check_idle()
     core.close()
     computed.close()
@@ -77,7 +86,7 @@ def test_another_engine_reads_them_from_the_disk(references: References, name: s
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
     again.close()
-    again._pool.tiers._memory.check()
+    again._pool.tiers._memory.store.check()
 
 
 @few(3)
@@ -120,3 +129,153 @@ def test_drafters_find_their_own_keys_in_records(references: References, drafter
     accepted = [[answer.timings.accepted_tokens for answer in some] for some in (first, found)]
     assert sum(accepted[1]) >= 0.9 * sum(accepted[0])
     core.close()
+
+
+class Careless:
+    """Keeps all records, and ends reads in some way of its own."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.records: dict[tuple[int, bytes], bytes] = {}
+        self.begun: list[tuple[float, int]] = []
+        """Of each read that was not ended: when, and how many records are in its buffers."""
+        self.reads = 0
+        self.raises = ""
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None: ...
+
+    def usage(self) -> StoreUsage:
+        return StoreUsage(len(self.records), 0, 1)
+
+    def clear(self) -> None:
+        self.records.clear()
+
+    def close(self, deadline_s: float) -> None:
+        self._fail("close")
+
+    def count(self, ids: Sequence[tuple[int, bytes]]) -> int:
+        self._fail("count")
+        return next((at for at, each in enumerate(ids) if each not in self.records), len(ids))
+
+    def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        self._fail("put")
+        self.records[group, key] = bytes(record)
+        done()
+        return True
+
+    def get(self, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> int:
+        self._fail("get")
+        good = {"fewer": len(ids) // 2, "gone": 0}.get(self.how, len(ids))
+        for buffer in into:
+            buffer[:] = b"\xff" * len(buffer)  # not a number, where nothing else is read
+        for each, buffer in zip(ids[:good], into, strict=False):
+            buffer[:] = self.records[each]
+        self.begun.append((time.monotonic(), good))
+        self.reads += 1
+        return self.reads - 1
+
+    def poll(self) -> Sequence[tuple[int, int]]:
+        self._fail("poll")
+        least = {"never": 1e9, "late": 0.3}.get(self.how, 0.0)
+        ended = []
+        for job, (begun, good) in enumerate(self.begun):
+            if good >= 0 and time.monotonic() - begun >= least:
+                ended.append((job, good))
+                self.begun[job] = begun, -1
+        return ended
+
+    def _fail(self, call: str) -> None:
+        if self.raises == call or (self.raises and call == "close"):
+            raise OSError("no such machine")
+
+
+def behind_memory(reference: Any, store: Any, *overrides: str) -> tuple[EngineCore, Any]:
+    """An engine with a store after the memory of another, which is returned, too."""
+    engine = start(reference, *HOST, *overrides)
+    (memory,) = engine.bound.kv_stores
+    device: Any = engine.core._device
+    engine.core.keep_records(["host", "faulty"], [memory, store], device._runner.records.num_bytes, device.store)
+    return engine.core, memory
+
+
+@few(8)
+@pytest.mark.parametrize("how", ["at once", "late", "never", "fewer", "gone"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_the_same_whatever_becomes_of_a_read(references: References, name: str, how: str) -> None:
+    reference, store = references(name), Careless(how)
+    core, memory = behind_memory(reference, store)
+    answers(core, reference.requests("first"), 6)
+    core.take_stored()
+    for again in range(2):
+        empty_pool(core)
+        memory.clear()
+        found, loaded = loaded_by(core, reference.turns(f"then{again}-"))
+        assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+        assert how not in ("at once", "never", "gone") or (sum(loaded.values()) > 0) == (how == "at once")
+        memory.check()
+    assert store.reads >= 2
+    core.check_idle()
+    core.close()
+    memory.check()
+
+
+@pytest.mark.parametrize("call", ["count", "put", "get", "poll"])
+def test_a_store_that_raises_ends_the_engine_by_its_name(references: References, call: str) -> None:
+    reference = references("qwen2")
+    store: Any = named(Careless("at once"), "kv_store=careless (from elsewhere)", (StagedStore,))
+    core, memory = behind_memory(reference, store)
+    answers(core, reference.requests("first"), 6)
+    core.take_stored()
+    empty_pool(core)
+    memory.clear()
+    store.raises = call
+    inbox, sent = Inbox(), list[FromEngine]()
+    for request in reference.requests("then") if call == "put" else reference.turns("then"):
+        inbox.put(Submit(request))
+    assert not drive(core, inbox, sent.append), "it also raises when it is closed"
+    failed = sent[-1]
+    assert isinstance(failed, Failed) and failed.cause == "plugin_failed"
+    assert f"kv_store=careless (from elsewhere): {call}() raised OSError: no such machine" in failed.error
+
+
+def test_siblings_that_may_not_run_yet_do_not_keep_the_loop_awake(references: References) -> None:
+    """One API request does not take all rows: of its four sequences the last waits for the others."""
+    reference, store = references("qwen2"), Careless("late")
+    core, memory = behind_memory(reference, store, "scheduler.max_requests=4")
+    answers(core, reference.requests("first"), 6)
+    core.take_stored()
+    empty_pool(core)
+    memory.clear()
+    core._cost.cost = lambda: Slow()  # type: ignore[method-assign, assignment, return-value]
+    last = reference.turns("then")[-1]
+    for number in range(4):
+        core.submit(EngineRequest(f"{number}", last.prompt, last.sampling, group="one"))
+    core.step()
+    assert store.reads and not core._ledger
+    assert core.rest_s() > 1.0
+    core.close()
+
+
+class Slow:
+    """Step costs that make any read worth while."""
+
+    num_samples = 1
+
+    def ms(self, work: object) -> float:
+        return 10_000.0
+
+
+def test_the_records_of_the_last_step_reach_the_disk(references: References, tmp_path: Path) -> None:
+    """A prompt that was computed in one step, before an engine that ends when it is done."""
+    reference = references("qwen2")
+    disk = (*HOST, "kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "overlap=false")
+    core = start(reference, *disk).core
+    answers(core, [EngineRequest("only", reference.prompts[4][:40], SamplingParams(max_tokens=1, temperature=0.0))], 1)
+    core.close()
+    assert len([*tmp_path.rglob("*-0")]) == 40 // 8
+
+
+def test_memory_without_room_for_a_record_is_refused(references: References, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostStore, "memory", lambda self, group: memoryview(bytearray()))
+    with pytest.raises(AssemblyError, match=r"kv_store=\[host\]: host has no room for a record of \d+ bytes; give it"):
+        start(references("qwen2"), *HOST)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 from engine.contracts.kv_store import RecordLayout, StoreUsage
+from engine.kv.checked_memory import CheckedMemory
 from engine.loop.staging import FIRST_RATE, LATEST, Read, Staging
+from engine.plugin_guard.calls import PluginError
 from engine.testing.context import build_context
 from engine_plugins.kv_store.host import HostConfig, HostStore
 
@@ -59,7 +64,7 @@ class House:
         self.now, self.store = 100.0, SlowStore()
         self.memory = HostStore(HostConfig(max_bytes=SLOTS * SIZE), build_context())
         self.memory.open(RecordLayout(bytes(32), (SIZE,)), lambda: None)
-        self.staging = Staging(self.memory, [self.store], [SIZE], lambda: self.now)
+        self.staging = Staging(CheckedMemory(self.memory, [SIZE]), [self.store], [SIZE], lambda: self.now)
 
     def read(self, compute_s: float = 1.0) -> Read | None:
         return self.staging.read(0, IDS, compute_s)
@@ -180,3 +185,81 @@ def test_a_record_that_no_store_wants_is_not_held() -> None:
     house.staging.write(*IDS[0], slot)
     house.fill_up()
     assert house.memory.find(*IDS[0]) is None
+
+
+def test_what_is_being_written_leaves_room_for_the_rest() -> None:
+    """A store that never ends what it writes."""
+    house = House()
+    for number in range(SLOTS):
+        each = (0, number.to_bytes(32, "big"))
+        slot = house.memory.room(*each)
+        assert slot is not None
+        house.memory.publish(0, slot)
+        house.staging.write(*each, slot)
+    assert len(house.store.puts) == SLOTS // 2
+    for done in house.store.puts:
+        done()
+    house.staging.poll()
+    house.staging.write(*each, slot)
+    assert len(house.store.puts) == SLOTS // 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ([(7, 1)], r"ended read 7, which was not begun or has ended"),
+        ([(0, 8), (0, 8)], r"ended read 0, which was not begun or has ended"),
+        ([(0, 9)], r"says that 9 of 8 records are there"),
+        ([(0, -1)], r"says that -1 of 8 records are there"),
+        ([0], r"returned \[0\], expected pairs"),
+        ([(0, None)], r"returned .*, expected pairs"),
+        (None, r"returned None, expected pairs"),
+    ],
+)
+def test_a_store_that_ends_what_it_should_not_is_reported(ended: Any, words: str) -> None:
+    house = House()
+    assert house.read() is not None
+    house.store.ended = ended
+    with pytest.raises(PluginError, match=rf"SlowStore: poll\(\) {words}"):
+        house.staging.poll()
+
+
+@pytest.mark.parametrize("job", [0, None, "1", True])
+def test_a_read_without_a_number_of_its_own_is_reported(job: Any) -> None:
+    """What came for one would count for the other."""
+    house = House()
+    assert house.read() is not None
+    house.store.get = lambda ids, into: job  # type: ignore[method-assign]
+    with pytest.raises(PluginError, match=r"SlowStore: get\(\) returned .*, expected a number of this read"):
+        house.read(compute_s=100.0)
+
+
+@pytest.mark.parametrize("found", [9, -1, None, True])
+def test_a_count_that_cannot_be_is_reported(found: Any) -> None:
+    house = House()
+    house.store.count = lambda ids: found  # type: ignore[method-assign]
+    with pytest.raises(PluginError, match=r"SlowStore: count\(\) returned .*, expected 0 to 8 records"):
+        house.staging.count(house.store, IDS)
+
+
+def test_a_write_that_ends_twice_is_reported() -> None:
+    """Somebody else may hold the record by then."""
+    house = House()
+    slot = house.memory.room(*IDS[0])
+    assert slot is not None
+    house.memory.publish(0, slot)
+    house.staging.write(*IDS[0], slot)
+    house.memory.hold(0, [slot])
+    house.store.puts[0]()
+    house.store.puts[0]()
+    with pytest.raises(PluginError, match=r"SlowStore: put\(\) called done\(\) twice"):
+        house.staging.poll()
+    house.fill_up()
+    assert house.memory.find(*IDS[0]) == slot
+
+
+def test_a_write_of_which_nobody_knows_whether_it_is_wanted_is_reported() -> None:
+    house = House()
+    house.store.put = lambda *args: None  # type: ignore[assignment, return-value]
+    with pytest.raises(PluginError, match=r"SlowStore: put\(\) returned None, expected True or False"):
+        house.staging.write(*IDS[0], 0)

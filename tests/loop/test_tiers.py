@@ -11,6 +11,7 @@ from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import RecordLayout
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
+from engine.kv.checked_memory import CheckedMemory
 from engine.loop.staging import Staging
 from engine.loop.tiers import Tiers
 from engine.step.plan import RecordMove
@@ -36,8 +37,9 @@ class House:
         self.memory = HostStore(HostConfig(max_bytes=1 << 20), build_context())
         self.memory.open(RecordLayout(bytes(32), (4096,) * len(groups)), lambda: None)
         self.stored: list[RecordMove] = []
-        staging = Staging(self.memory, [], (4096,) * len(groups), lambda: 0.0)
-        self.tiers = Tiers(["host"], self.memory, staging, self.allocator, groups, BLOCK, self.store)
+        checked = CheckedMemory(self.memory, (4096,) * len(groups))
+        staging = Staging(checked, [], (4096,) * len(groups), lambda: 0.0)
+        self.tiers = Tiers(["host"], checked, staging, self.allocator, groups, BLOCK, self.store)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from engine.contracts.request import SamplingParams
 from engine.drafting.graphs import DraftGraphs
 from engine.drafting.runner import Drafts
 from engine.step.graphs import Bucket, StepGraphs
-from engine.step.plan import Admit, BlockCopy, DrafterBroken, StepPlan, StepRow, StepSkipped
+from engine.step.plan import Admit, BlockCopy, DrafterBroken, RecordMove, StepPlan, StepRow, StepSkipped
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 from tests.exact_model import ExactKV, ExactModel, expected_output
@@ -88,6 +90,33 @@ def test_blocks_are_copied_before_anything_of_the_same_step_is_written_to_them()
     other, found = queue.launch(StepPlan(1, (thief, again), rows))().rows
     assert found.tokens == tuple(expected_output(PROMPT, 1, VOCAB))
     assert other.tokens == tuple(expected_output((2, 2, 2), 1, VOCAB))
+
+
+class OneRecord:
+    """The record of a block of other tokens."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+
+    def scatter(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self.runner.kv.tokens[list(blocks)] = 9  # type: ignore[attr-defined]
+
+
+def test_blocks_are_copied_before_records_of_the_same_step_are_loaded_into_them() -> None:
+    runner, _ = exact_runner(())
+    runner.records = OneRecord(runner)  # type: ignore[assignment]
+    queue = DeviceQueue(runner, DeviceWorker(False))
+    queue.launch(prompt_plan({1: PROMPT}))()
+    loaded = (9,) * BLOCK + (2,)
+    admits = (
+        Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, (), FIRST_BLOCK),
+        Admit(1, loaded, BLOCK, BLOCK + 1, GREEDY, 0, ()),
+    )
+    rows = (StepRow(0, BLOCK - 1, 1, new_blocks=all_of(0)), StepRow(1, BLOCK, 1, new_blocks=all_of(1)))
+    loads = (RecordMove(0, blocks_of(1)[:1], (0,)),)
+    found, other = queue.launch(StepPlan(1, admits, rows, loads=loads))().rows
+    assert found.tokens == tuple(expected_output(PROMPT, 1, VOCAB))
+    assert other.tokens == tuple(expected_output(loaded, 1, VOCAB))
 
 
 def test_copies_of_a_step_that_is_skipped_are_made_all_the_same() -> None:

@@ -22,6 +22,7 @@ from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
+from engine.kv.checked_memory import CheckedMemory
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.forcing import MatcherOf
@@ -282,8 +283,9 @@ class EngineCore:
         pool, settings = self._pool, self._settings
         memory, *further = stores
         assert isinstance(memory, MemoryStore)
-        staging = Staging(memory, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
-        pool.tiers = Tiers(names, memory, staging, pool.allocator, settings.groups, settings.block_size, store)
+        checked = CheckedMemory(memory, num_bytes)
+        staging = Staging(checked, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
+        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store)
 
     def take_stored(self) -> None:
         """See what stores have done."""
@@ -291,11 +293,13 @@ class EngineCore:
             self._pool.tiers.poll()
 
     def rest_s(self) -> float:
-        """How long the loop may sleep until it is woken: 0 unless every request waits for records."""
+        """How long the loop may sleep until it is woken: 0 unless every request that may run waits for records."""
         if self._ledger or self._outputs or not self._queues.by_id:
             return 0.0
         now = self._clock()
-        reads = [s.read for s in self._queues.by_id.values()]
+        if self._queues.running:
+            return 0.0
+        reads = [s.read for s in self._queues.admissible()]
         if any(read is None or not read.waits(now) for read in reads):
             return 0.0
         return min(read.deadline_s for read in reads if read is not None) - now
@@ -515,6 +519,7 @@ class EngineCore:
         self._keep_cost()
         self._device.close()
         if self._pool.tiers is not None:
+            self._pool.tiers.poll()  # of the last steps
             self._pool.tiers.close(STORES_S)
 
 

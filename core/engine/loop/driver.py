@@ -49,10 +49,18 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
         if cause != "rank_failed":  # that rank has logged it
             traceback.print_exc()
         send(Failed(str(error) if isinstance(error, EngineBroken) else describe_error(error), "running", cause=cause))
-        core.close()
+        _close(core)
         return False
-    core.close()
+    _close(core)
     return True
+
+
+def _close(core: EngineCore) -> None:
+    """What fails now is logged: the engine has ended, and why, was said."""
+    try:
+        core.close()
+    except Exception:
+        traceback.print_exc()
 
 
 def _cause(error: Exception) -> CauseOfDeath:

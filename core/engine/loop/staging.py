@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from queue import Empty, SimpleQueue
 
-from engine.contracts.kv_store import MemoryStore, StagedStore
+from engine.contracts.kv_store import StagedStore
+from engine.kv.checked_memory import CheckedMemory
+from engine.plugin_guard.calls import PluginError, contract_error, quote
 
 FIRST_RATE = 0.3e9
 """Bytes a second that a store is believed to give before it was measured."""
@@ -20,6 +24,8 @@ LATEST = 0.5
 """Of the time to compute the same tokens: how much longer than expected a read may take; a late one costs that."""
 MOST_SHARE = 0.25
 """Of memory: what is being read at once, at most."""
+MOST_WRITTEN = 0.5
+"""Of memory: what is held at once because it is being written, at most."""
 
 RecordId = tuple[int, bytes]
 
@@ -48,7 +54,7 @@ class Staging:
 
     def __init__(
         self,
-        memory: MemoryStore,
+        memory: CheckedMemory,
         stores: Sequence[StagedStore],
         num_bytes: Sequence[int],
         clock: Callable[[], float],
@@ -57,12 +63,25 @@ class Staging:
         self._memory = memory
         self.stores = tuple(stores)
         self._num_bytes = tuple(num_bytes)
-        self._most_bytes = MOST_SHARE * memory.usage().most_bytes
+        most_bytes = memory.store.usage().most_bytes
+        self._most_bytes, self._most_written = MOST_SHARE * most_bytes, MOST_WRITTEN * most_bytes
         self._clock = clock
         self._rates = [FIRST_RATE] * len(stores)
         self._reads: dict[tuple[int, int], Read] = {}
         self._in_flight = 0
-        self._written: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._numbers = count()
+        self._writes: dict[int, tuple[int, int]] = {}
+        """By number: group and slot of a record that a store is writing."""
+        self._bytes_written = 0
+        """Of these."""
+        self._written: SimpleQueue[tuple[StagedStore, int]] = SimpleQueue()
+
+    def count(self, store: StagedStore, ids: Sequence[RecordId]) -> int:
+        """As :meth:`StagedStore.count`."""
+        found = store.count(ids)
+        if type(found) is not int or not 0 <= found <= len(ids):
+            raise contract_error(store, "count", f"returned {quote(found)}, expected 0 to {len(ids)} records")
+        return found
 
     def read(self, number: int, ids: Sequence[RecordId], compute_s: float) -> Read | None:
         """Bring records from a store, if that is sooner than to compute them, which takes ``compute_s``."""
@@ -85,6 +104,8 @@ class Staging:
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )
+        if type(job) is not int or (number, job) in self._reads:
+            raise contract_error(self.stores[number], "get", f"returned {quote(job)}, expected a number of this read")
         self._reads[number, job] = read
         self._in_flight += num_bytes
         return read
@@ -92,21 +113,51 @@ class Staging:
     def write(self, group: int, key: bytes, slot: int) -> None:
         """Have every store keep a record that memory has; it is held until they have."""
         for store in self.stores:
+            if self._bytes_written + self._num_bytes[group] > self._most_written:
+                return
+            number = next(self._numbers)
             self._memory.hold(group, [slot])
-            if not store.put(group, key, self._record(group, slot), lambda: self._written.put((group, slot))):
-                self._memory.let_go(group, [slot])
+            self._writes[number] = group, slot
+            self._bytes_written += self._num_bytes[group]
+            wanted = store.put(group, key, self._record(group, slot), partial(self._written.put, (store, number)))
+            if type(wanted) is not bool:
+                raise contract_error(store, "put", f"returned {quote(wanted)}, expected True or False")
+            if not wanted:
+                self._end_write(store, number)
 
     def poll(self) -> None:
         """Take in what stores have done."""
         for number, store in enumerate(self.stores):
-            for job, good in store.poll():
-                self._take(number, self._reads.pop((number, job)), good)
+            for job, good in self._ended(store):
+                read = self._reads.pop((number, job), None)
+                if read is None:
+                    raise self._broken_poll(store, f"ended read {job}, which was not begun or has ended")
+                if not 0 <= good <= len(read.ids):
+                    raise self._broken_poll(store, f"says that {good} of {len(read.ids)} records are there")
+                self._take(number, read, good)
         while True:
             try:
-                group, slot = self._written.get_nowait()
+                store, written = self._written.get_nowait()
             except Empty:
                 return
-            self._memory.let_go(group, [slot])
+            self._end_write(store, written)
+
+    def _ended(self, store: StagedStore) -> Sequence[tuple[int, int]]:
+        ended = store.poll()
+        pairs = ended if isinstance(ended, list | tuple) else (None,)
+        if not all(isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in pairs):
+            raise self._broken_poll(store, f"returned {quote(ended)}, expected pairs of a read and a number of records")
+        return ended
+
+    def _broken_poll(self, store: StagedStore, problem: str) -> PluginError:
+        return contract_error(store, "poll", problem)
+
+    def _end_write(self, store: StagedStore, number: int) -> None:
+        if number not in self._writes:
+            raise contract_error(store, "put", "called done() twice, or for a record that it did not want")
+        group, slot = self._writes.pop(number)
+        self._bytes_written -= self._num_bytes[group]
+        self._memory.let_go(group, [slot])
 
     def give_up(self, read: Read) -> None:
         """Nobody waits for it any more."""

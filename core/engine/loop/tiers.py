@@ -14,9 +14,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import MemoryStore, StagedStore
+from engine.contracts.kv_store import StagedStore
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
+from engine.kv.checked_memory import CheckedMemory
 from engine.loop.messages import StoreState
 from engine.loop.staging import Read, Staging
 from engine.step.plan import RecordMove
@@ -54,7 +55,7 @@ class Tiers:
     def __init__(
         self,
         names: Sequence[str],
-        memory: MemoryStore,
+        memory: CheckedMemory,
         staging: Staging,
         allocator: CheckedAllocator,
         groups: Sequence[KVGroup],
@@ -121,7 +122,7 @@ class Tiers:
         return None
 
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
-        return self._has(group, key) or store.count([(group, key)]) == 1
+        return self._has(group, key) or self._staging.count(store, [(group, key)]) == 1
 
     def give_up(self, read: Read) -> None:
         """Nobody waits for it any more."""
@@ -133,11 +134,7 @@ class Tiers:
         for group, places in enumerate(lease.to_fill):
             if not places:
                 continue
-            slots = []
-            for at in places:
-                slot = self._memory.find(group, prefix.keys[at + 1])
-                assert slot is not None
-                slots.append(slot)
+            slots = [self._memory.found(group, prefix.keys[at + 1]) for at in places]
             self._memory.hold(group, slots)
             self._memory.use(group, slots)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
@@ -214,18 +211,18 @@ class Tiers:
 
     def clear(self) -> None:
         """No record may be found again."""
-        for store in (self._memory, *self._staging.stores):
+        for store in (self._memory.store, *self._staging.stores):
             store.clear()
 
     def states(self) -> tuple[StoreState, ...]:
         """Tier by tier."""
         found = []
-        for name, store in zip(self._names, (self._memory, *self._staging.stores), strict=True):
+        for name, store in zip(self._names, (self._memory.store, *self._staging.stores), strict=True):
             usage = store.usage()
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
             found.append(StoreState(name, *counts))
         return tuple(found)
 
     def close(self, deadline_s: float) -> None:
-        for store in (*self._staging.stores, self._memory):
+        for store in (*self._staging.stores, self._memory.store):
             store.close(deadline_s)

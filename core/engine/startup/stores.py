@@ -13,6 +13,7 @@ from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
 from engine.kv.records import Records
 from engine.loop.core import EngineCore
+from engine.plugin_guard.calls import contract_error
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.step.runner import DeviceQueue, ModelRunner
@@ -55,16 +56,25 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
 def open_stores(
     plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue, core: EngineCore
 ) -> None:
-    """Have the core keep records in the plan's stores, which :func:`check_stores` has seen."""
+    """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. Raises :class:`DoesNotFit`
+    for memory that does not hold a record."""
     records = Records(runner.kv)
     layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
     for store in bound.kv_stores:
         store.open(layout, lambda: core.wake())
-    memory = bound.kv_stores[0]
+    memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
     assert isinstance(memory, MemoryStore)
-    records.attach([memory.memory(group) for group in range(runner.kv.num_groups)])
+    own = [memory.memory(group) for group in range(runner.kv.num_groups)]
+    for group, size in enumerate(records.num_bytes):
+        if own[group].readonly or len(own[group]) % size:
+            raise contract_error(memory, "memory", f"returned {len(own[group])} bytes, expected slots of {size}")
+        if not len(own[group]):
+            raise DoesNotFit(
+                f"kv_store=[{','.join(names)}]: {names[0]} has no room for a record of {sum(records.num_bytes)} bytes; "
+                f"give it more, as with a larger kv_store.{names[0]}.max_bytes"
+            )
+    records.attach(own)
     runner.records = records
-    names = [choice.name for choice in plan.slots["kv_store"]]
     core.keep_records(names, bound.kv_stores, records.num_bytes, device.store)
 
 

@@ -85,12 +85,12 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's admissions, with the blocks that they copy, records, new blocks and host drafts."""
         self.tables.apply(plan)
-        for move in plan.loads:
-            assert self.records is not None
-            self.records.scatter(move.group, move.slots, move.blocks)
         for admit in plan.admits:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
+        for move in plan.loads:  # perhaps into a block that was copied above and evicted since
+            assert self.records is not None
+            self.records.scatter(move.group, move.slots, move.blocks)
 
     @property
     def samples(self) -> bool:

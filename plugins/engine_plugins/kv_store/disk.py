@@ -7,6 +7,9 @@ checksum shows. Nothing is trusted that is read: a file that is short, damaged o
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import stat
 import struct
 import threading
 import time
@@ -32,7 +35,14 @@ READERS = 4
 MOST_QUEUED = 256 * 1024**2
 """Bytes that wait to be written, at most: what comes then is dropped."""
 UNFINISHED = "new-"
-"""Beginning of the name of a file that is being written, before its process and a number."""
+"""Beginning of the name of a file that is being written, before its store and a number."""
+UNFINISHED_S = 600.0
+"""A file that has not been written to for so long will not be finished: its process was killed."""
+NAMESPACE = re.compile(r"[0-9a-f]{64}")
+PLACE = re.compile(
+    rf"{NAMESPACE.pattern}/(([0-9a-f]{{2}})/\2[0-9a-f]{{62}}-(0|[1-9][0-9]*)|{UNFINISHED}[0-9a-f]{{16}}-[0-9]+)"
+)
+"""Of a store's files. Whatever else is in the folder is not theirs: it is neither counted nor removed."""
 PAUSE_S = 30.0
 """Nothing is written for so long after a write has failed."""
 SLACK = 0.05
@@ -68,10 +78,10 @@ class DiskStore:
         self._taken = self._others = 0
         """Bytes of this namespace, and of others."""
         self._clearing = 0
-        """Calls of :meth:`clear` whose files are not gone yet: nothing is found that is not in the index."""
+        """Calls of :meth:`clear` whose files are not all gone: nothing is found that is not in the index."""
         self._written = self._queued = self._evicted = self._faults = self._generation = 0
         self._paused_until = 0.0
-        self._numbers = count()
+        self._numbers, self._token = count(), secrets.token_hex(8)
         self._reads: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
@@ -99,6 +109,8 @@ class DiskStore:
             status = os.stat(self._file(each), follow_symlinks=False)
         except OSError:
             return False
+        if not stat.S_ISREG(status.st_mode):
+            return False
         with self._lock:
             self._add(each, status.st_blocks * 512)
         return True
@@ -120,22 +132,21 @@ class DiskStore:
     def _scan(self) -> None:
         """Count what is there, oldest first, and remove what killed processes have left."""
         own: list[tuple[float, RecordId, int]] = []
-        others = 0
+        others, generation = 0, self._generation
         for file, status in _files(self._root):
             if file.name.startswith(UNFINISHED):
-                if not _is_alive(file.name):
+                if time.time() - status.st_mtime > UNFINISHED_S:
                     with suppress(OSError):
                         file.unlink()
-                continue
-            if file.parent.parent != self._folder:
+            elif file.parent.parent != self._folder:
                 others += status.st_blocks * 512
-                continue
-            each = _id_of(file.name)
-            if each is not None:
-                own.append((status.st_mtime, each, status.st_blocks * 512))
+            else:
+                own.append((status.st_mtime, _id_of(file.name), status.st_blocks * 512))
         with self._lock:
-            self._index = OrderedDict((each, size) for _, each, size in sorted(own))
-            self._taken, self._others, self._written = sum(self._index.values()), others, 0
+            self._others, self._written = others, 0
+            if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
+                self._index = OrderedDict((each, size) for _, each, size in sorted(own))
+                self._taken = sum(self._index.values())
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -152,10 +163,11 @@ class DiskStore:
         return True
 
     def _write(self, each: RecordId, record: memoryview, done: Callable[[], None], generation: int) -> None:
-        new = self._folder / f"{UNFINISHED}{os.getpid()}-{next(self._numbers)}"
+        new = self._folder / f"{UNFINISHED}{self._token}-{next(self._numbers)}"
         target = self._file(each)
         try:
             if generation == self._generation:
+                self._make_folder()
                 _write_file(new, header_of(each, record), record)
                 size = new.stat().st_blocks * 512
                 target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -175,6 +187,18 @@ class DiskStore:
             with self._lock:
                 self._queued -= len(record)
             done()
+
+    def _make_folder(self) -> None:
+        """Again, if somebody has removed it with all that was in it."""
+        if self._folder.is_dir():
+            return
+        with self._lock:
+            self._index.clear()
+            self._taken = 0
+        reason = unusable(self._root)
+        if reason is not None:
+            raise OSError(reason)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def _make_room(self) -> None:
         """Remove files while there are too many bytes: other namespaces first, of which the oldest."""
@@ -221,8 +245,9 @@ class DiskStore:
                     return
             good = 0
             for part, future in zip(parts, read, strict=True):
-                good += future.result()
-                if future.result() < len(ids[part]):
+                found = 0 if future.cancelled() else future.result()
+                good += found
+                if found < len(ids[part]):
                     break
             self._reads.put((number, good))
             self._wake()
@@ -243,11 +268,11 @@ class DiskStore:
             file = self._file(each)
             try:
                 good = _read_file(file, each, buffer)
+                if not good:
+                    file.unlink()
             except OSError:
                 good = False
             if not good:
-                with suppress(OSError):
-                    file.unlink()
                 with self._lock:
                     self._taken -= self._index.pop(each, 0)
                     self._faults += 1
@@ -268,11 +293,15 @@ class DiskStore:
         self._writer.submit(self._remove_all)
 
     def _remove_all(self) -> None:
-        for file, _ in _files(self._folder):
-            with suppress(OSError):
-                file.unlink()
+        gone = True
+        for file, _ in _files(self._root):
+            if file.parent.parent == self._folder:
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError:
+                    gone = False
         with self._lock:
-            self._clearing -= 1
+            self._clearing -= gone
 
     def close(self, deadline_s: float) -> None:
         ends = time.monotonic() + deadline_s
@@ -308,30 +337,26 @@ def _read_file(file: Path, each: RecordId, buffer: memoryview) -> bool:
             return False
         if bytes(header) != header_of(each, buffer):
             return False
-        os.utime(descriptor)
+        with suppress(OSError):  # where nothing can be written
+            os.utime(descriptor)
     finally:
         os.close(descriptor)
     return True
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All regular files below."""
-    for above, _, names in os.walk(folder):
-        for name in names:
-            file = Path(above, name)
-            with suppress(OSError):
-                yield file, os.stat(file, follow_symlinks=False)
+def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """All files of stores below."""
+    for above, folders, names in os.walk(root):
+        if above == str(root):
+            folders[:] = filter(NAMESPACE.fullmatch, folders)
+        for file in [Path(above, name) for name in names]:
+            if PLACE.fullmatch(file.relative_to(root).as_posix()):
+                with suppress(OSError):
+                    status = os.stat(file, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        yield file, status
 
 
-def _id_of(name: str) -> RecordId | None:
+def _id_of(name: str) -> RecordId:
     key, _, group = name.partition("-")
-    try:
-        return int(group), bytes.fromhex(key)
-    except ValueError:
-        return None
-
-
-def _is_alive(name: str) -> bool:
-    """Whether the process lives that writes the unfinished file of this name."""
-    process = name.removeprefix(UNFINISHED).partition("-")[0]
-    return process.isdecimal() and Path("/proc", process).exists()
+    return int(group), bytes.fromhex(key)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,8 +165,6 @@ def test_a_full_disk_stops_writes_and_nothing_else(suite: Suite, monkeypatch: py
 
 
 def test_a_folder_that_is_gone_is_a_fault_and_no_crash(suite: Suite) -> None:
-    import shutil
-
     ids, store = ids_of(4), suite.staged()
     suite.written(store, ids)
     shutil.rmtree(suite.folder / LAYOUT.namespace.hex())
@@ -178,10 +178,123 @@ def test_what_a_killed_process_left_is_removed(suite: Suite) -> None:
     store = suite.staged()
     store.close(1.0)
     folder = suite.folder / LAYOUT.namespace.hex()
-    (folder / "new-4194305-7").write_bytes(b"x" * 100)
-    (folder / f"new-{os.getpid()}-7").write_bytes(b"x" * 100)
+    old, new = (folder / f"new-{token * 16}-7" for token in "ab")
+    for file in (old, new):
+        file.write_bytes(b"x" * 100)
+    os.utime(old, (time.time() - 2 * disk.UNFINISHED_S,) * 2)
     suite.staged().close(1.0)
-    assert [file.name for file in files(folder)] == [f"new-{os.getpid()}-7"]
+    assert files(folder) == [new], "what somebody may be writing stays"
+
+
+def test_two_stores_of_one_process_number_write_beside_each_other(suite: Suite) -> None:
+    """As the first processes of two containers do."""
+    one, two = suite.staged(), suite.staged()
+    (one._folder / f"new-{one._token}-0").write_bytes(b"what one is writing")
+    suite.written(two, ids_of(1))
+    assert two.usage().faults == 0 and (one._folder / f"new-{one._token}-0").exists()
+    one.close(1.0)
+    two.close(1.0)
+
+
+def test_nothing_is_removed_that_no_store_has_written(suite: Suite) -> None:
+    namespace, key = LAYOUT.namespace.hex(), "ab" * 32
+    names = ["notes.txt", "new-1-1", "a/b/report", f"{'0' * 64}/notes.txt", f"{namespace}/ab/notes", f"{namespace}/new",
+             f"{namespace}/cd/{key}-0", f"{namespace}/ab/{key}-00", f"{namespace}/ab/{key.upper()}-0",
+             f"{'0' * 64}/ab/{key}-x", f"{namespace}/ab/{key[:-2]}-0"]  # fmt: skip
+    theirs = [suite.folder / name for name in names]
+    for file in theirs:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(1 << 20))
+        os.utime(file, (1.0, 1.0))
+    store = suite.staged()
+    for number in range(6):
+        suite.written(store, ids_of(40, f"text {number}"))
+    assert store.usage().evicted
+    store.clear()
+    store.close(LONGEST_S)
+    assert files(suite.folder) == sorted(theirs)
+
+
+def test_a_folder_that_was_removed_is_made_again(suite: Suite) -> None:
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+    shutil.rmtree(suite.folder)
+    suite.written(store, ids_of(1, "another text"))
+    suite.written(store, ids)
+    assert suite.read(store, ids) == [record_of(each) for each in ids] and store.usage().faults == 0
+    assert suite.folder.stat().st_mode & 0o077 == 0
+    store.close(1.0)
+
+
+def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store, found = ids_of(4), suite.staged(), disk._files
+    suite.written(store, ids)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_remove_all", lambda: None)
+
+        def cleared_meanwhile(root: Path) -> list[tuple[Path, os.stat_result]]:
+            listed = list(found(root))
+            store.clear()
+            return listed
+
+        patch.setattr(disk, "_files", cleared_meanwhile)
+        store._scan()
+    assert store.count(ids) == 0 and store.usage().records == 0
+    store.close(1.0)
+
+
+def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def read_only(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        store.clear()
+        store._writer.submit(store._scan).result(LONGEST_S)
+    assert store.count(ids) == 0 and len(files(suite.folder)) == 4
+    suite.written(store, ids[:2])
+    assert store.count(ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
+    store.close(1.0)
+
+
+def test_files_that_cannot_be_opened_now_are_not_removed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def too_many(*args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_read_file", too_many)
+        assert suite.read(store, ids) == [] and store.usage().faults
+    assert store.count(ids) == 4 and suite.read(store, ids) == [record_of(each) for each in ids]
+    store.close(1.0)
+
+
+def test_records_are_read_where_nothing_can_be_written(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def read_only(*args: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", read_only)
+    assert suite.read(store, ids) == [record_of(each) for each in ids]
+    store.close(1.0)
+
+
+def test_a_close_amid_reads_is_silent(suite: Suite, caplog: pytest.LogCaptureFixture) -> None:
+    ids, store, may_go = ids_of(16), suite.staged(), threading.Event()
+    suite.written(store, ids)
+    for _ in range(disk.READERS):
+        store._readers.submit(may_go.wait, LONGEST_S)
+    store.get(ids, [memoryview(bytearray(LAYOUT.num_bytes[group])) for group, _ in ids])
+    store.close(1.0)
+    may_go.set()
+    assert list(store.poll()) and not caplog.records
 
 
 def test_files_are_for_this_user_alone(suite: Suite) -> None:
