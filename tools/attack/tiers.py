@@ -32,6 +32,8 @@ from typing import Any
 from tools.attack.client import CHAT, COMPLETIONS, Connection, Reply, once, request
 from tools.attack.harness import Row, Target, arguments, run
 
+from engine.counters.gateway import LOOKS, REQUESTS
+
 MODELS = ("small", "large")
 PORTS = dict(zip(MODELS, (9461, 9462)))
 KEYS = {name: f"{name}-{secrets.token_hex(16)}" for name in ("acme", "root", "targets")}
@@ -256,7 +258,7 @@ async def counted(fleet: Fleet) -> list[Row]:
         for name in after
         if name.endswith("_total") and after[name] != before.get(name, 0.0)
     }
-    right = grown.get("engine_gateway_requests_total") == 12 and grown.get("engine_gateway_looks_total") == 12
+    right = grown.get(REQUESTS.name) == grown.get(LOOKS.name) == 12
     return [Row("tiers: counters", "12 requests", f"{grown}", "12 requests, 12 looks", right)]
 
 

@@ -52,7 +52,9 @@ class KVStore(Protocol):
         :meth:`StagedStore.poll` soon, also when it sleeps."""
         ...
 
-    def usage(self) -> StoreUsage: ...
+    def usage(self) -> StoreUsage:
+        """At this moment, from what is known at once: it is asked after every step."""
+        ...
 
     def clear(self) -> None:
         """Forget every record of this namespace; none may be found again, written or not."""
@@ -86,7 +88,9 @@ class MemoryStore(KVStore, Protocol):
         """Evict none of these until :meth:`let_go` was called as often."""
         ...
 
-    def let_go(self, group: int, slots: Sequence[int]) -> None: ...
+    def let_go(self, group: int, slots: Sequence[int]) -> None:
+        """End a hold on each of these."""
+        ...
 
     def room(self, group: int, key: bytes) -> int | None:
         """A slot for a record that is not here, which the caller is about to write: nobody finds it before
