@@ -14,6 +14,7 @@ import os
 import random
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,14 @@ ROOM = 1 << 30
 
 
 def ttft_ms(core: EngineCore, name: str, prompt: tuple[int, ...]) -> float:
+    woken = threading.Event()
+    core.wake = woken.set
     began = time.perf_counter()
     core.submit(EngineRequest(name, prompt, GREEDY))
     while core.has_work:
+        if rest_s := core.rest_s():  # as the engine's own loop does
+            woken.wait(rest_s)
+            woken.clear()
         if any(output.tokens for output in core.step().outputs):
             break
     took = (time.perf_counter() - began) * 1e3
@@ -46,7 +52,7 @@ def empty(core: EngineCore, memory: bool) -> None:
     pool = core._pool
     pool.allocator.reset_cache()
     if memory and pool.tiers is not None:
-        pool.tiers._memory.clear()
+        pool.tiers._memory.store.clear()
 
 
 def drop(files: list[Path]) -> None:
