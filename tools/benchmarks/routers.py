@@ -4,7 +4,8 @@
 
 The workloads: ``shared`` (prompts of 24 kinds with a beginning of 1,024 tokens each, some far more frequent than
 others), ``hot`` (one beginning of 1,024 tokens for all), ``chat`` (conversations whose prompts are all that was said
-before) and ``unique`` (nothing is shared). A load is a share of the rate at which round robin ends the middle half of
+before), ``agents`` (such with the tools of 4 kinds before, turns and answers that are short and soon) and ``unique``
+(nothing is shared). A load is a share of the rate at which round robin ends the middle half of
 the trace when all of it comes at once. An engine: 12 ms and 0.12 ms a token for a step, 1,024 tokens a step, 32 rows,
 24,576 tokens of KV. ``longest_prefix`` is the prefix router without its count of load: the longest match wins. A cell
 is the mean over the seeds. Nothing here runs a model; two cores cannot show what eight engines gain.
@@ -78,6 +79,20 @@ def chat(rng: random.Random, count: int, turns: int = 6) -> list[TraceRequest]:
     return [replace(r, arrival_s=rng.expovariate(0.25)) if r.after else r for r in trace]
 
 
+def agents(rng: random.Random, count: int, turns: int = 10, kinds: int = 4) -> list[TraceRequest]:
+    """Each has the tools of its kind first; a turn is what a tool said, and comes soon after the call before it."""
+    trace: list[TraceRequest] = []
+    for run in range(count // turns):
+        kind, said, after = rng.randrange(kinds), 1024 + rng.randint(50, 200), ()
+        beginning = tuple([kind * 1000 + block for block in range(64)])
+        for turn in range(turns):
+            output, name = length(rng) // 3 + 1, f"{run}.{turn}"
+            hashes = (*beginning, *own(run, (said + output) // BLOCK - 63))
+            trace.append(TraceRequest(0.0, said, output, hashes, BLOCK, request_id=name, after=after))
+            said, after = said + output + rng.randint(40, 150), (name,)
+    return [replace(r, arrival_s=rng.expovariate(2.0)) if r.after else r for r in trace]
+
+
 def unique(rng: random.Random, count: int) -> list[TraceRequest]:
     return [TraceRequest(0.0, rng.randint(200, 1200), length(rng)) for _ in range(count)]
 
@@ -94,6 +109,7 @@ WORKLOADS: dict[str, Callable[[random.Random, int], list[TraceRequest]]] = {
     "shared": shared,
     "hot": hot,
     "chat": chat,
+    "agents": agents,
     "unique": unique,
 }
 
