@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from engine.assembly.errors import AssemblyError
-from engine.contracts.events import PrefixCacheEvent
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
@@ -35,18 +34,9 @@ def empty_pool(core: EngineCore) -> None:
 
 def loaded_by(core: EngineCore, requests: list[EngineRequest]) -> tuple[list[Answer], dict[str, int]]:
     """Answers, and how many tokens of each request came from records."""
-    loaded: dict[str, int] = {}
-    emit = core._planner._emit
-
-    def watch(event: object) -> None:
-        if isinstance(event, PrefixCacheEvent):
-            loaded[event.request_id] = event.loaded
-        emit(event)
-
-    core._planner._emit = watch
     found = answers(core, requests, 6)
-    core._planner._emit = emit
-    return found, loaded
+    names = [request.request_id for request in requests]
+    return found, {name: answer.timings.loaded_tokens for name, answer in zip(names, found, strict=True)}
 
 
 @few(8)

@@ -104,9 +104,19 @@ def test_settings_that_change_keys_and_values_are_other_namespaces(checkpoint: P
     assert passing_namespace(base) != passing_namespace(other)
 
 
-@pytest.mark.parametrize("override", ["scheduler=continuous", "kv_allocator=paged", "constraint=llguidance", "seed=7"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "scheduler=continuous",
+        "kv_allocator=paged",
+        "constraint=llguidance",
+        "seed=7",
+        "kv_store=[host,disk]",
+        "kv_store=[host] kv_store.host.max_bytes=9999999",
+    ],
+)
 def test_settings_that_do_not_are_the_same_one(checkpoint: Path, override: str) -> None:
-    assert lasting_namespace(plan_of(checkpoint)) == lasting_namespace(plan_of(checkpoint, override))
+    assert lasting_namespace(plan_of(checkpoint)) == lasting_namespace(plan_of(checkpoint, *override.split()))
 
 
 def test_what_the_model_says_of_positions_is_in_the_namespace(checkpoint: Path) -> None:

@@ -111,8 +111,6 @@ class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
     hits: int
     """Prompt tokens found."""
     request_id: str = ""
-    loaded: int = 0
-    """Of ``hits``: in records of a KV store, not in blocks of the pool."""
     engine: str = DEFAULT_ENGINE
 
 

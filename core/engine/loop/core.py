@@ -294,11 +294,11 @@ class EngineCore:
 
     def rest_s(self) -> float:
         """How long the loop may sleep until it is woken: 0 unless every request that may run waits for records."""
-        if self._ledger or self._outputs or not self._queues.by_id:
+        if self._pool.tiers is None or self._ledger or self._outputs or self._queues.running:
+            return 0.0
+        if not self._queues.by_id:
             return 0.0
         now = self._clock()
-        if self._queues.running:
-            return 0.0
         reads = [s.read for s in self._queues.admissible()]
         if any(read is None or not read.waits(now) for read in reads):
             return 0.0

@@ -334,8 +334,7 @@ class Planner:
         if again == 0:
             sequence.num_cached, sequence.num_loaded = sequence.scheduled, sequence.loaded
             if sequence.keys is not None:
-                cached = sequence.scheduled, sequence.request_id, sequence.loaded
-                self._emit(PrefixCacheEvent(now, sequence.prompt_len, *cached))
+                self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled, sequence.request_id))
         sketch.placed[sequence] = Placed(num_tokens)
         return True
 

@@ -32,7 +32,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def content_digest(folder: Path, keep: Path | None = None) -> str:
     """Of all files with weights or settings in a checkpoint's folder and below it (a drafter may ship there).
 
-    ``keep``: where digests of files are kept; ``None``: the user's cache. Hashing takes about 0.6 s a gigabyte and
+    ``keep``: where digests of files are kept; ``None``: the user's cache. Hashing takes about 0.7 s a gigabyte and
     thread, off the interpreter's lock. Raises :class:`~engine.checkpoint.files.CheckpointError`, ``OSError``.
     """
     keep = user_folder("digests") if keep is None else keep

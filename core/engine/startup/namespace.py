@@ -20,7 +20,7 @@ from engine.startup.content_digest import content_digest
 from engine.startup.fingerprint import checkpoint_hash, code_digests, plugin_digests
 
 FORMAT = 1
-WITHOUT_EFFECT = ("parallelism", "kv_allocator", "scheduler", "constraint")
+WITHOUT_EFFECT = ("parallelism", "kv_allocator", "kv_store", "scheduler", "constraint")
 """Slots of the engine process whose plugins do not change keys and values."""
 PATH = "path"
 """The setting of a plugin that names a checkpoint of its own."""

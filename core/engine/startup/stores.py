@@ -36,8 +36,8 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
     first, *further = bound.kv_stores
     if not isinstance(first, MemoryStore):
         raise DoesNotFit(
-            f"{chosen}: {names[0]} has no memory that the device copies from; put one first that has, as in "
-            f"kv_store=[host,{','.join(names)}]"
+            f"{chosen}: {names[0]} has no memory that the device copies from; put a store first that has, as in "
+            f"kv_store=[STORE,{','.join(names)}]"
         )
     if not all(isinstance(store, StagedStore) for store in further):
         raise DoesNotFit(f"{chosen}: only the first may be memory; use kv_store=[{names[0]}]")

@@ -13,6 +13,7 @@ import stat
 import struct
 import threading
 import time
+import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -177,10 +178,13 @@ class DiskStore:
                         self._add(each, size)
                         self._written += size
                 self._make_room()
-        except OSError:
+        except OSError as error:
             with self._lock:
                 self._faults += 1
                 self._paused_until = time.monotonic() + PAUSE_S
+            warnings.warn(
+                f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=1
+            )
         finally:
             with suppress(OSError):
                 new.unlink()
