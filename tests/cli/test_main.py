@@ -149,6 +149,7 @@ def test_version(capsys):
         (["plugins", "--jsno"], "did you mean '--json'"),
         (["completion", "tcsh"], "tcsh"),
         (["completion", "bash", "drafter=none"], "unexpected 'drafter=none'"),
+        (["top", "http://host:1"], "unexpected 'http://host:1'; did you mean --url http://host:1?"),
         (["config", "drafter=ngrm"], "did you mean 'ngram'"),
         (["config", "--config-dir", "/nowhere"], "no such directory"),
         (["check", "--model", "/nowhere"], "no such directory"),

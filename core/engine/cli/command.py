@@ -54,7 +54,8 @@ def run(name: str, command: Command, argv: Sequence[str]) -> int:
         if word.startswith("-"):
             parser.error(f"no such flag {word.partition('=')[0]}{nearest(word.partition('=')[0], options(parser))}")
         if not command.takes_overrides:
-            parser.error(f"unexpected {word!r}")
+            flag = f"; did you mean --url {word}?" if "://" in word and "--url" in options(parser) else ""
+            parser.error(f"unexpected {word!r}{flag}")
     code = command.run(flags, rest)
     if not isinstance(code, int):
         raise AssemblyError([f"command {name} returned {code!r}, expected an exit code"])
