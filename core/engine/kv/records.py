@@ -7,6 +7,7 @@ them. A record is one piece of memory where the cache has many.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,7 +28,7 @@ class Records:
         tensors = [kv.block_tensors(group) for group in range(kv.num_groups)]
         sizes = [[own[0].nbytes for own in its] for its in tensors]
         self.num_bytes = tuple(map(sum, sizes))
-        """By group: of one record."""
+        """By group: of one record; 0 where this rank has none of its caches."""
         self._elements = [_widest(its) for its in sizes]
         self._parts = [
             [own.flatten(1).view(element) for own in its] for its, element in zip(tensors, self._elements, strict=True)
@@ -38,7 +39,8 @@ class Records:
         """``memory``: by group, the slots that records are kept in. It must not go away before this object."""
         every = zip(memory, self.num_bytes, self._elements, strict=True)
         self._memory = [
-            torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) for m, size, element in every
+            torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) if size else torch.empty(0)
+            for m, size, element in every
         ]
 
     @torch.inference_mode()
@@ -64,6 +66,15 @@ class Records:
                 end = begin + part.shape[1]
                 yield own, of, part, self._memory[group][:, begin:end]
                 begin = end
+
+
+def own_records(kv: KVCache, num_slots: Sequence[int]) -> Records:
+    """Records of a further rank, in memory of its own: pages are taken when they are written to."""
+    records = Records(kv)
+    records.attach(
+        [memoryview(mmap.mmap(-1, max(1, n * size))) for n, size in zip(num_slots, records.num_bytes, strict=True)]
+    )
+    return records
 
 
 def _widest(sizes: Sequence[int]) -> torch.dtype:

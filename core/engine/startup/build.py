@@ -111,7 +111,7 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
     )
 
 
-def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
+def _finish(rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
     """The core around a device, once requests of its own have gone through all ranks."""
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
@@ -129,7 +129,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
             check_finite(checkpoint, checkpoint.names - unread_names(bound.graph, checkpoint.names))
             raise
         core.check_idle()
-    if bound.kv_stores and isinstance(device, DeviceQueue):
+    if bound.kv_stores:
         with rank.phase("open KV stores"):
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
