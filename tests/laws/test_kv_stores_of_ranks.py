@@ -1,5 +1,5 @@
-"""Keys and values of several ranks that left the pool and came back: every rank has the bytes that it had, and tokens are
-those of an engine that computed them."""
+"""Keys and values of several ranks that left the pool and came back: every rank has the bytes that it had, and tokens
+are those of an engine that computed them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES = [
     ("llama4_text", "pp 2"), ("qwen2", "dcp 2 of 4"), ("gemma4_text", "tp 2"), ("qwen3_5_text", "pp 2"),
     ("qwen2", "pcp 2"), ("deepseek_v2", "tp 2 pp 2"), ("qwen2", "tp 3"), ("llama4_text", "tp 2"),
 ]  # fmt: skip
-"""The first stage of qwen2 has no layer with a window, and the latent keys of deepseek_v2 are on every rank with tp 2."""
+"""The first stage of qwen2 has no layer with a window; latent keys of deepseek_v2 are on every rank with tp 2."""
 
 
 class Copies:
@@ -47,10 +47,10 @@ class Copies:
         self.loads, self.ranks = count(), set[Records]()
         gather, scatter = Records.gather, Records.scatter
 
-        def stored(own: Records, group: int, blocks: Sequence[int], slots: Sequence[int]) -> None:
-            gather(own, group, blocks, slots)
+        def stored(own: Records, group: int, blocks: Sequence[int], slots: Sequence[int]) -> Any:
             for block, slot in zip(blocks, slots, strict=True):
                 self._stored[own, group, slot] = bytes_of(own, group, block)
+            return gather(own, group, blocks, slots)
 
         def loaded(own: Records, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
             scatter(own, group, slots, blocks)
@@ -97,9 +97,10 @@ def test_every_rank_loads_the_bytes_that_it_computed(
 
 def settle(core: Any) -> None:
     """Wait until all ranks have stored what was computed."""
-    while core._device._workers._storing:
+    memory = core._pool.tiers._memory
+    while any(memory._writing):
         threading.Event().wait(0.001)
-    core.take_stored()
+        core.take_stored()
 
 
 @few(2)
@@ -138,10 +139,10 @@ def test_what_one_rank_could_not_store_nobody_finds(references: References, monk
     core = start(reference, *HOST, *THREADS, "parallelism.tp=2").core
     own, gather = core._device._steps._queue._runner.records, Records.gather
 
-    def on_rank_0(records: Records, *copied: Any) -> None:
+    def on_rank_0(records: Records, *copied: Any) -> Any:
         if records is not own:
             raise OSError("no memory")
-        gather(records, *copied)
+        return gather(records, *copied)
 
     monkeypatch.setattr(Records, "gather", on_rank_0)
     answers(core, reference.requests("first"), 6)

@@ -78,6 +78,7 @@ class RankSteps:
 
     def _close(self) -> None:
         self._worker.close()
+        self._queue.close()
         self._waiting.close()
 
     def _run(self, plan: StepPlan) -> None:

@@ -111,7 +111,9 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
     )
 
 
-def _finish(rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
+def _finish(
+    rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()
+) -> Engine:
     """The core around a device, once requests of its own have gone through all ranks."""
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)

@@ -49,8 +49,8 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
         raise DoesNotFit(f"{chosen}: only the first may be memory; use kv_store=[{names[0]}]")
     if further and plan.layout.size > 1:
         raise DoesNotFit(
-            f"{chosen}: an engine of {plan.layout.size} ranks keeps records in memory alone, and nobody reads them back "
-            f"from {names[1]} on all of them; use kv_store=[{names[0]}], or fleet.replicas instead of parallelism"
+            f"{chosen}: an engine of {plan.layout.size} ranks keeps records in memory alone; use "
+            f"kv_store=[{names[0]}], or fleet.replicas instead of parallelism"
         )
     if not isinstance(bound.kv_allocator, FillingAllocator):
         raise DoesNotFit(
