@@ -52,11 +52,11 @@ class Fill:
         return sum([len(move.slots) * self._num_bytes[move.group] for move in self.moves])
 
     def take(self, most_bytes: float = math.inf) -> tuple[tuple[RecordMove, ...], Callable[[], None]]:
-        """Records for a plan to copy, at most of so many bytes, and what is to be called when it has."""
+        """Records for a plan to copy, at most of so many bytes or one, and what is to be called when it has."""
         taken, left = list[RecordMove](), list[RecordMove]()
         for move in self.moves:
             size = self._num_bytes[move.group]
-            count = int(min(len(move.slots), most_bytes // size)) if not left else 0
+            count = int(min(len(move.slots), max(most_bytes // size, not taken and most_bytes > 0))) if not left else 0
             most_bytes -= count * size
             if count:
                 taken.append(RecordMove(move.group, move.blocks[:count], move.slots[:count]))
