@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop import planning
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.inbox import Inbox
@@ -125,7 +125,7 @@ def test_drafters_find_their_own_keys_in_records(references: References, drafter
 BETWEEN: dict[str, Callable[[EngineCore, Sequence[Any]], None]] = {
     "nothing": lambda core, filling: None,
     "abort": lambda core, filling: core.abort([s.request_id for s in filling]),
-    "preemption": lambda core, filling: [core._planner.preempt(s) for s in filling][0],
+    "preemption": lambda core, filling: core._planner.preempt(filling[0]),
     "reset": lambda core, filling: core.reset_prefix_cache(),
     "failed step": lambda core, filling: fail_once(core),
 }
@@ -146,17 +146,15 @@ def fail_once(core: Any) -> None:
 @few(7)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_5_text", "llama4_text"])
 @pytest.mark.parametrize("between", BETWEEN)
-def test_loads_are_bounded_while_others_decode(
-    references: References, name: str, between: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_are_bounded_while_others_decode(references: References, name: str, between: str) -> None:
     reference = references(name)
     engine = start(reference, *HOST)
-    core, device, (memory,) = engine.core, engine.core._device, engine.bound.kv_stores
+    core, device, memory = engine.core, cast("Any", engine.core._device), cast("Any", engine.bound.kv_stores[0])
     answers(core, reference.requests("first"), 6)
     sizes, plans, launch = device._runner.records.num_bytes, [], device.launch
     device.launch = lambda plan: (plans.append(plan), launch(plan))[1]
     most = 2 * sum(sizes)
-    monkeypatch.setattr(planning, "LOADED_BYTES", most)
+    core._planner._limits = replace(core._planner._limits, loaded_bytes=most)
     core.take_stored()
     empty_pool(core)
     told: dict[str, list[int]] = {"short": []}

@@ -41,7 +41,7 @@ class Records:
 
     def attach(self, memory: Sequence[memoryview]) -> None:
         """``memory``: by group, the slots that records are kept in. It must not go away before this object. With a GPU
-        it is pinned, where the system allows it, so that the host does not wait for copies."""
+        it is pinned, so that the host does not wait for copies."""
         every = zip(memory, self.num_bytes, self._elements, strict=True)
         self._memory = [
             torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) if size else torch.empty(0)
@@ -67,7 +67,7 @@ class Records:
                 with torch.cuda.stream(self._aside):
                     for row, slot in zip(rows, into, strict=True):
                         memory[slot].copy_(row, non_blocking=True)
-        return Arriving((), None if self._aside is None else self._aside.record_event(torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        return Arriving((), None if self._aside is None else self._aside.record_event())
 
     @torch.inference_mode()
     def scatter(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
@@ -104,9 +104,16 @@ class Records:
 
 
 def pin(memory: Tensor) -> None:
-    """Lock the pages of a tensor, for a GPU to copy. Where the system refuses, copies make the host wait."""
-    if memory.numel():
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)  # type: ignore[no-untyped-call]
+    """Lock the pages of a tensor, for a GPU to copy while the host goes on. Raises ``RuntimeError`` where the system
+    refuses."""
+    if not memory.numel():
+        return
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
+    if code:
+        raise RuntimeError(
+            f"{memory.nbytes} bytes of records cannot be pinned (CUDA error {code}): keep fewer, as with a smaller "
+            "kv_store.STORE.max_bytes"
+        )
 
 
 def _pieces(count: int) -> Iterator[slice]:

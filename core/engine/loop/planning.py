@@ -41,10 +41,6 @@ FEWEST_PROMPT_TOKENS = 64
 """That there is room for in any step, if ``scheduler.token_budget`` has it."""
 
 
-LOADED_BYTES = 16 * 2**20
-"""Of records that are copied into blocks by one step while others decode: they wait for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Budgets of one step."""
@@ -55,6 +51,8 @@ class Limits:
     """With pipeline stages: the steps in flight that rows which decode are spread over."""
     late_s: float = 0.0
     """How long a request whose first token is late makes way for those that are not."""
+    loaded_bytes: float = math.inf
+    """Of records that one step copies into blocks while others decode: they wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,8 @@ class Planner:
 
     def _loaded_bytes(self) -> float:
         """Of records that the next step copies, at most."""
-        return LOADED_BYTES if any(s.fill is None and s.decodes for s in self._queues.running) else math.inf
+        decoding = any(s.fill is None and s.decodes for s in self._queues.running)
+        return self._limits.loaded_bytes if decoding else math.inf
 
     def _token_budget(self) -> int:
         """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""
