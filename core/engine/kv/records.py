@@ -81,9 +81,8 @@ class Records:
                 rows = torch.empty(len(of), memory.shape[1], dtype=memory.dtype, device=self._device)
                 for row, slot in zip(rows, of, strict=True):
                     row.copy_(memory[slot], non_blocking=True)
-                for part, record in zip(
-                    parts, torch.split(rows, [part.shape[1] for part in parts], dim=1), strict=True
-                ):
+                sizes = [part.shape[1] for part in parts]
+                for part, record in zip(parts, torch.split(rows, sizes, dim=1), strict=True):
                     part.index_copy_(0, own, record)
 
     def _gather_in_place(self, group: int, blocks: Tensor, slots: Tensor) -> None:

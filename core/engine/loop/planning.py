@@ -448,7 +448,8 @@ class Planner:
         filling, loads = self._filling(), list[RecordMove]()
         left = self._loaded_bytes() if filling else 0
         for s, fill in sorted(filling, key=lambda each: each[0] not in placed):
-            before = fill.num_bytes
-            loads += self._pool.loads(s, self._next_id, math.inf if s in placed else max(0, left))
-            left -= before - fill.num_bytes
+            if s in placed or left > 0:
+                before = fill.num_bytes
+                loads += self._pool.loads(s, self._next_id, math.inf if s in placed else left)
+                left -= before - fill.num_bytes
         return tuple(loads)

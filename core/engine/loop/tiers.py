@@ -56,7 +56,7 @@ class Fill:
         taken, left = list[RecordMove](), list[RecordMove]()
         for move in self.moves:
             size = self._num_bytes[move.group]
-            count = int(min(len(move.slots), max(most_bytes // size, not taken and most_bytes > 0))) if not left else 0
+            count = int(min(len(move.slots), max(most_bytes // size, not taken))) if not left else 0
             most_bytes -= count * size
             if count:
                 taken.append(RecordMove(move.group, move.blocks[:count], move.slots[:count]))
