@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -66,6 +67,37 @@ def test_bytes_that_come_back_are_those_that_went(kv_format: type[KVFormat], dty
         kept = sorted({*range(BLOCKS + group)} - {*others})
         for was, now in zip(before, content(kv, group), strict=True):
             assert torch.equal(now[others], was[blocks]) and torch.equal(now[kept], was[kept])
+
+
+class NoStream:
+    """Stands in for a GPU's: all is done at once."""
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def record_event(self) -> None: ...
+
+
+def test_rows_that_a_gpu_copies_one_by_one_are_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    kv = cache_of(Int8Format(SlotConfig(), build_context()), "float32")
+    one, other = Records(kv), Records(kv)
+    memory = [[bytearray(size * BLOCKS) for size in records.num_bytes] for records in (one, other)]
+    for records, its in zip((one, other), memory, strict=True):
+        records.attach([memoryview(each) for each in its])
+    other._aside = NoStream()  # type: ignore[assignment]
+    blocks, slots = random.Random(1).sample(range(1, BLOCKS), 70), random.Random(2).sample(range(BLOCKS), 70)
+    for group in range(kv.num_groups):
+        before = content(kv, group)
+        for records in (one, other):
+            records.gather(group, blocks, slots).wait()
+        assert memory[0][group] == memory[1][group]
+        for tensor in kv.block_tensors(group):
+            tensor.zero_()
+        other.scatter(group, slots, blocks)
+        for was, now in zip(before, content(kv, group), strict=True):
+            assert torch.equal(now[blocks], was[blocks])
 
 
 def test_a_record_has_all_that_a_block_takes() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ from engine_plugins.kv_store.host import HostStore
 from tests.selection import few
 
 from .drafted import Answer, answers
-from .kv_models import DRAFTERS, FAMILIES, LENGTHS, OUTPUT, Reference, References, start
+from .kv_models import DRAFTERS, FAMILIES, GREEDY, LENGTHS, OUTPUT, Reference, References, start
 from .kv_models import references as references
 
 HOST = ("kv_allocator=prefix_cache", "kv_store=[host]", "kv_store.host.max_bytes=67108864", "scheduler.max_requests=8")
@@ -118,6 +119,86 @@ def test_drafters_find_their_own_keys_in_records(references: References, drafter
     assert sum(loaded.values()) > 0
     accepted = [[answer.timings.accepted_tokens for answer in some] for some in (first, found)]
     assert sum(accepted[1]) >= 0.9 * sum(accepted[0])
+    core.close()
+
+
+BETWEEN: dict[str, Callable[[EngineCore, Sequence[Any]], None]] = {
+    "nothing": lambda core, filling: None,
+    "abort": lambda core, filling: core.abort([s.request_id for s in filling]),
+    "preemption": lambda core, filling: core._planner.preempt(filling[0]),
+    "reset": lambda core, filling: core.reset_prefix_cache(),
+    "failed step": lambda core, filling: fail_once(core),
+}
+"""What happens to requests of which some records were copied."""
+
+
+def fail_once(core: Any) -> None:
+    runner = core._device._runner
+    launch = runner.launch
+
+    def fails(plan: Any) -> Any:
+        runner.launch = launch
+        raise RuntimeError("a step fails")
+
+    runner.launch = fails
+
+
+@few(7)
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_5_text", "llama4_text"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_loads_are_bounded_while_others_decode(references: References, name: str, between: str) -> None:
+    reference = references(name)
+    engine = start(reference, *HOST)
+    core, device, memory = engine.core, cast("Any", engine.core._device), cast("Any", engine.bound.kv_stores[0])
+    answers(core, reference.requests("first"), 6)
+    sizes, plans, launch = device._runner.records.num_bytes, [], device.launch
+    device.launch = lambda plan: (plans.append(plan), launch(plan))[1]
+    most = 2 * sum(sizes)
+    core._planner._limits = replace(core._planner._limits, loaded_bytes=most)
+    core.take_stored()
+    empty_pool(core)
+    told: dict[str, list[int]] = {"short": []}
+    core.submit(EngineRequest("short", reference.prompts[0], GREEDY))
+
+    def step() -> None:
+        for output in core.step().outputs:
+            told.setdefault(output.request_id, []).extend(output.tokens)
+
+    while not told["short"]:
+        step()
+    long, happened, first = reference.turns("long")[-2:], False, len(plans)
+    for request in long:
+        core.submit(request)
+    while core.has_work:
+        step()
+        filling = [s for s in core._queues.running if s.fill is not None]
+        if filling and not happened:
+            BETWEEN[between](core, filling)
+            happened = True
+    count = len(told["short"]) if between == "failed step" else OUTPUT  # it ran alone in that step
+    assert happened and told["short"] == list(reference.tokens[0][:count])
+    for request, tokens in zip(long, reference.tokens[-2:], strict=True):
+        assert told.get(request.request_id, []) == (list(tokens[-10:]) if between != "abort" else [])
+    loaded = [sum([len(move.slots) * sizes[move.group] for move in plan.loads]) for plan in plans]
+    decoding = [size for size, plan in zip(loaded, plans, strict=True) if len(plan.rows) == 1]
+    assert max(decoding) <= most + max(sizes)
+    if between == "nothing":
+        given = dict[tuple[int, int], int]()
+        for at, plan in enumerate(plans[first:]):
+            for new in [new for row in plan.rows for new in row.new_blocks]:
+                given.update({(new.group, block): at for block in new.blocks})
+        copied = [
+            (move.group, block, at)
+            for at, plan in enumerate(plans[first:])
+            for move in plan.loads
+            for block in move.blocks
+        ]
+        assert len({at for *_, at in copied}) > 3
+        assert all(at <= given[group, block] for group, block, at in copied), "computed before its records were there"
+    core.check_idle()
+    core.take_stored()
+    memory.check()
+    assert not any(own.holds for own in memory._groups)
     core.close()
 
 

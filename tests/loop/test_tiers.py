@@ -124,7 +124,7 @@ def test_a_fill_has_what_blocks_lack_and_nobody_finds_it_before_the_commit(other
         assert [*move.slots] == [house.memory.find(move.group, key) for key in keys]
     assert house.inner.match_prefix(house.prefix()) == 5 * BLOCK
     house.inner.check()
-    fill.let_go()
+    fill.give_up()
     assert house.allocator.reserve(lease, LENGTH)
     house.commit(lease, LENGTH)
     assert house.inner.match_prefix(house.prefix(upto)) == upto

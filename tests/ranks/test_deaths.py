@@ -58,7 +58,7 @@ def num_sockets() -> int:
 @pytest.mark.parametrize(
     ("sizes", "deaths"),
     [
-        ("parallelism.tp=2", [(1, signal.SIGKILL)]),
+        ("parallelism.tp=2 kv_store=[host]", [(1, signal.SIGKILL)]),
         pytest.param("parallelism.tp=2", [(0, signal.SIGSTOP), (1, signal.SIGSTOP)], marks=pytest.mark.slow),
         pytest.param("parallelism.pp=2", ALL, marks=pytest.mark.slow),
         pytest.param("parallelism.tp=2 parallelism.pp=2", [*ALL, *AFTER], marks=pytest.mark.slow),

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
 from engine.startup.build import build_engine
+from engine.startup.memory.fit import plan_memory
+from engine.startup.placing import placed
 from engine.startup.stores import namespace_of
 
 COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "exporter=[]"]
@@ -18,7 +21,10 @@ COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "
     ("overrides", "words"),
     [
         (["kv_store=[disk]", "kv_store.disk.path={folder}"], r"disk has no memory.*kv_store=\[STORE,disk\]"),
-        (["kv_store=[host]", "parallelism.tp=2"], r"kv_store=\[host\] needs an engine of one rank, and this one has 2"),
+        (
+            ["kv_store=[host,disk]", "kv_store.disk.path={folder}", "parallelism.tp=2"],
+            r"kv_store=\[host,disk\]: an engine of 2 ranks keeps records in memory alone.*use kv_store=\[host\]",
+        ),
         (["kv_store=[host]", "kv_allocator=paged"], "kv_store=host needs kv_allocator with prefix_cache"),
         (["kv_store=[host]", "kv_store.host.max_bytes=10"], r"kv_store\.host\.max_bytes=10"),
         (["kv_store=[hosts]"], "no such kv_store"),
@@ -29,8 +35,13 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], words: str, 
         build_engine(assemble([*COMMON, *(each.format(folder=tmp_path / "kv") for each in overrides)]))
 
 
-def test_keys_last_only_where_there_are_stores() -> None:
-    from engine.assembly.bind import bind
+def test_all_ranks_together_plan_for_one_bound_on_memory() -> None:
+    plan = assemble([*COMMON, "kv_store=[host]", "kv_store.host.max_bytes=16777217", "parallelism.tp=3"])
+    bound = bind(plan)
+    ranks = [plan_memory(plan, bound, free=1 << 34, own=own).estimate.stores for own in placed(plan, bound)]
+    assert 16777217 <= sum(ranks) < 16777217 + 3
 
+
+def test_keys_last_only_where_there_are_stores() -> None:
     plain, kept = assemble(COMMON), assemble([*COMMON, "kv_store=[host]"])
     assert namespace_of(plain, bind(plain)) == "" and len(namespace_of(kept, bind(kept))) == 64

@@ -25,7 +25,15 @@ class RecordLayout:
     namespace: bytes
     """32 bytes: a digest of all that makes records of two engines the same, how ranks share them out included."""
     num_bytes: tuple[int, ...]
-    """By KV group: of one record."""
+    """By KV group: of one record, on this rank."""
+    all_ranks: tuple[int, ...] = ()
+    """The same on all ranks together, where there are several; see :attr:`counted`."""
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """By KV group: what one record counts against a bound on bytes. Further ranks keep their parts of a record in
+        memory of their own, in the slot that it has here."""
+        return self.all_ranks or self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)

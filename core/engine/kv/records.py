@@ -7,11 +7,13 @@ them. A record is one piece of memory where the cache has many.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.kernels.transfer import Arriving, upload
 from engine.kv.cache import KVCache
 
 BLOCKS_AT_ONCE = 64
@@ -27,43 +29,104 @@ class Records:
         tensors = [kv.block_tensors(group) for group in range(kv.num_groups)]
         sizes = [[own[0].nbytes for own in its] for its in tensors]
         self.num_bytes = tuple(map(sum, sizes))
-        """By group: of one record."""
+        """By group: of one record; 0 where this rank has none of its caches."""
         self._elements = [_widest(its) for its in sizes]
         self._parts = [
             [own.flatten(1).view(element) for own in its] for its, element in zip(tensors, self._elements, strict=True)
         ]
         self._memory: list[Tensor] = []
+        self._device = next((own.device for its in tensors for own in its), torch.device("cpu"))
+        self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        """Of a GPU: what copies to memory, while steps go on."""
 
     def attach(self, memory: Sequence[memoryview]) -> None:
-        """``memory``: by group, the slots that records are kept in. It must not go away before this object."""
+        """``memory``: by group, the slots that records are kept in. It must not go away before this object. With a GPU
+        it is pinned, so that the host does not wait for copies."""
         every = zip(memory, self.num_bytes, self._elements, strict=True)
         self._memory = [
-            torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) for m, size, element in every
+            torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) if size else torch.empty(0)
+            for m, size, element in every
         ]
+        if self._aside is not None:
+            for own in self._memory:
+                pin(own)
 
     @torch.inference_mode()
-    def gather(self, group: int, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy blocks of the cache to slots."""
-        for own, into, part, record in self._pieces(group, blocks, slots):
-            record.index_copy_(0, into, part.index_select(0, own.to(part.device)).cpu())
+    def gather(self, group: int, blocks: Sequence[int], slots: Sequence[int]) -> Arriving:
+        """Copy blocks of the cache to slots, in stream order: what happens to the blocks afterwards does not matter.
+        Returns what to wait for before the slots are read."""
+        parts, memory = self._parts[group], self._memory[group]
+        for some in _pieces(len(blocks)):
+            own, into = upload(blocks[some], torch.int64, self._device), slots[some]
+            if self._aside is None:
+                self._gather_in_place(group, own, torch.tensor(into))
+            elif parts:
+                rows = torch.cat([part.index_select(0, own) for part in parts], dim=1)
+                self._aside.wait_stream(torch.cuda.current_stream())
+                rows.record_stream(self._aside)
+                with torch.cuda.stream(self._aside):
+                    for row, slot in zip(rows, into, strict=True):
+                        memory[slot].copy_(row, non_blocking=True)
+        return Arriving((), None if self._aside is None else self._aside.record_event())
 
     @torch.inference_mode()
     def scatter(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy slots to blocks of the cache."""
-        for own, of, part, record in self._pieces(group, blocks, slots):
-            part.index_copy_(0, own.to(part.device), record.index_select(0, of).to(part.device))
+        """Copy slots to blocks of the cache, in stream order."""
+        parts, memory = self._parts[group], self._memory[group]
+        for some in _pieces(len(blocks)):
+            own, of = upload(blocks[some], torch.int64, self._device), slots[some]
+            if self._aside is None:
+                self._scatter_in_place(group, torch.tensor(of), own)
+            elif parts:
+                rows = torch.empty(len(of), memory.shape[1], dtype=memory.dtype, device=self._device)
+                for row, slot in zip(rows, of, strict=True):
+                    row.copy_(memory[slot], non_blocking=True)
+                sizes = [part.shape[1] for part in parts]
+                for part, record in zip(parts, torch.split(rows, sizes, dim=1), strict=True):
+                    part.index_copy_(0, own, record)
 
-    def _pieces(
-        self, group: int, blocks: Sequence[int], slots: Sequence[int]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Blocks, slots, a tensor of the cache, and its place in all records: a few blocks at a time."""
-        for at in range(0, len(blocks), BLOCKS_AT_ONCE):
-            some = slice(at, at + BLOCKS_AT_ONCE)
-            own, of, begin = torch.tensor(blocks[some]), torch.tensor(slots[some]), 0
-            for part in self._parts[group]:
-                end = begin + part.shape[1]
-                yield own, of, part, self._memory[group][:, begin:end]
-                begin = end
+    def _gather_in_place(self, group: int, blocks: Tensor, slots: Tensor) -> None:
+        for part, record in self._records(group):
+            record.index_copy_(0, slots, part.index_select(0, blocks))
+
+    def _scatter_in_place(self, group: int, slots: Tensor, blocks: Tensor) -> None:
+        for part, record in self._records(group):
+            part.index_copy_(0, blocks, record.index_select(0, slots))
+
+    def _records(self, group: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A tensor of the cache, and its place in all records."""
+        begin = 0
+        for part in self._parts[group]:
+            end = begin + part.shape[1]
+            yield part, self._memory[group][:, begin:end]
+            begin = end
+
+
+def pin(memory: Tensor) -> None:
+    """Lock the pages of a tensor, for a GPU to copy while the host goes on. Raises ``RuntimeError`` where the system
+    refuses."""
+    if not memory.numel():
+        return
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
+    if code:
+        raise RuntimeError(
+            f"{memory.nbytes} bytes of records cannot be pinned (CUDA error {code}): keep fewer, as with a smaller "
+            "kv_store.STORE.max_bytes"
+        )
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    """A few blocks at a time."""
+    return (slice(at, at + BLOCKS_AT_ONCE) for at in range(0, count, BLOCKS_AT_ONCE))
+
+
+def own_records(kv: KVCache, num_slots: Sequence[int]) -> Records:
+    """Records of a further rank, in memory of its own: pages are taken when they are written to."""
+    records = Records(kv)
+    records.attach(
+        [memoryview(mmap.mmap(-1, max(1, n * size))) for n, size in zip(num_slots, records.num_bytes, strict=True)]
+    )
+    return records
 
 
 def _widest(sizes: Sequence[int]) -> torch.dtype:

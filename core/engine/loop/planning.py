@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, PrefixCacheEvent
@@ -20,6 +21,7 @@ from engine.loop.drafting import Drafting
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.loop.tiers import Fill
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import Admit, RecordMove, StepPlan
 
@@ -49,6 +51,8 @@ class Limits:
     """With pipeline stages: the steps in flight that rows which decode are spread over."""
     late_s: float = 0.0
     """How long a request whose first token is late makes way for those that are not."""
+    loaded_bytes: float = math.inf
+    """Of records that one step copies into blocks while others decode: they wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Sketch:
     placed: dict[Sequence, Placed] = field(default_factory=dict)
     preempted: set[Sequence] = field(default_factory=set)
     admission_failed: bool = False
+    filling: bool = False
+    """Somebody was admitted whose records are not all copied by this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class Planner:
         sketch = self._sketch(asked, admitting=True)
         if sketch is None:
             return None
-        if not sketch.placed and sketch.admission_failed and self._queues.running:
+        if not sketch.placed and (sketch.admission_failed or sketch.filling) and self._queues.running:
             sketch = self._sketch(asked, admitting=False) or sketch
         if not sketch.placed:
             if not something_in_flight:
@@ -163,15 +169,17 @@ class Planner:
         budget = self._token_budget()
         if self._queues.waits_for_due_times:
             self._queues.sort_by_due(self._clock(), self._limits.late_s, self._lead_ms(budget))
-        ready = [s for s in self._queues.running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
-        running = tuple(self._describe(s) for s in (self._micro_batch(ready) if self._pipelined else ready))
+        filling = self._still_filling()
+        running = [s for s in self._queues.running if s not in filling] if filling else self._queues.running
+        ready = [s for s in running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
+        described = tuple(self._describe(s) for s in (self._micro_batch(ready) if self._pipelined else ready))
         self._hits.clear()
         waiting: tuple[RequestView, ...] = ()
         if admitting and self._pool.free_rows:
             looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_rows)
             waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._admissible()))
         return SchedulerView(
-            running=running,
+            running=described,
             waiting=waiting,
             num_running=len(self._queues.running),
             free_rows=self._pool.free_rows,
@@ -191,6 +199,24 @@ class Planner:
         cost, now = self._step_cost(), self._clock()
         staged = {s for s in waiting[:HITS_LOOKED_UP] if self._pool.stages(s, cost, now)}
         return [s for s in waiting if s not in staged]
+
+    def _still_filling(self) -> list[Sequence]:
+        """Those running whose records are not all copied by the next step."""
+        filling, found = self._filling(), []
+        left = self._loaded_bytes() if filling else 0
+        for s, fill in filling:
+            left -= fill.num_bytes
+            if left < 0:
+                found.append(s)
+        return found
+
+    def _filling(self) -> list[tuple[Sequence, Fill]]:
+        return [(s, s.fill) for s in self._queues.running if s.fill is not None]
+
+    def _loaded_bytes(self) -> float:
+        """Of records that the next step copies, at most."""
+        decoding = any(s.fill is None and s.decodes for s in self._queues.running)
+        return self._limits.loaded_bytes if decoding else math.inf
 
     def _token_budget(self) -> int:
         """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""
@@ -335,7 +361,10 @@ class Planner:
             sequence.num_cached, sequence.num_loaded = sequence.scheduled, sequence.loaded
             if sequence.keys is not None:
                 self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled, sequence.request_id))
-        sketch.placed[sequence] = Placed(num_tokens)
+        if sequence.fill is not None and sequence in self._still_filling():
+            sketch.filling = True
+        else:
+            sketch.placed[sequence] = Placed(num_tokens)
         return True
 
     def _continue(self, sequence: Sequence, num_tokens: int, schedule: Schedule, sketch: Sketch) -> None:
@@ -397,20 +426,30 @@ class Planner:
         wants_drafts = any(placed.wants_drafts for placed in sketch.placed.values())
         syncs = wants_drafts or any(not s.decodes for s in sketch.placed) or self._drafting.syncs([*sketch.placed])
         admits: list[Admit] = []
-        loads: list[RecordMove] = []
+        loads = self._loads(sketch.placed)
         rows, asked_of = [], []
         for s, placed in sketch.placed.items():
             if not s.is_on_device:
                 admits.append(s.admission())
-                loads += self._pool.loads(s, self._next_id)
             asked_of.append(self._drafting.asked_of(s, asked))
             parts = placed.num_tokens, placed.num_drafts, placed.wants_drafts
             rows.append(s.schedule(self._next_id, *parts, syncs, self._pipelined))
         if self._queues.has_ttft_targets:
             self._last_tokens = sum(placed.num_tokens for placed in sketch.placed.values())
-        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs, tuple(loads))
+        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs, loads)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         return Planned(plan, owners, preempted, tuple(asked_of), draft_ms)
+
+    def _loads(self, placed: Container[Sequence]) -> tuple[RecordMove, ...]:
+        """Records for this step to copy: all of those that are computed in it, and some of others."""
+        filling, loads = self._filling(), list[RecordMove]()
+        left = self._loaded_bytes() if filling else 0
+        for s, fill in sorted(filling, key=lambda each: each[0] not in placed):
+            if s in placed or left > 0:
+                before = fill.num_bytes
+                loads += self._pool.loads(s, self._next_id, math.inf if s in placed else left)
+                left -= before - fill.num_bytes
+        return tuple(loads)

@@ -4,6 +4,7 @@ becomes of a block that is given back, the plugin of slot ``kv_allocator`` says.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from operator import add, sub
@@ -104,13 +105,17 @@ class Pool:
         sequence.admit(heapq.heappop(self._free_rows), lease, fill=fill, loaded=prefix.num_tokens - found)
         return True
 
-    def loads(self, sequence: Sequence, plan_id: int) -> tuple[RecordMove, ...]:
-        """The records that a plan is to fill into the blocks of a sequence, which are held until it has retired."""
-        fill, sequence.fill = sequence.fill, None
-        if fill is None:
+    def loads(self, sequence: Sequence, plan_id: int, most_bytes: float = math.inf) -> tuple[RecordMove, ...]:
+        """Records that a plan is to fill into the blocks of a sequence, at most of so many bytes. They are held until
+        it has retired."""
+        if sequence.fill is None:
             return ()
-        self._ledger.after(plan_id, fill.let_go)
-        return fill.moves
+        moves, let_go = sequence.fill.take(most_bytes)
+        sequence.last_plan = plan_id
+        self._ledger.after(plan_id, let_go)
+        if not sequence.fill.moves:
+            sequence.fill = None
+        return moves
 
     def _reusable(self, sequence: Sequence, staged: bool = False) -> Prefix:
         """What a prefix hit may cover: at least the last token must be computed. ``staged``: wherever keys and values
@@ -225,7 +230,7 @@ class Pool:
 
     def _forget_fill(self, sequence: Sequence) -> None:
         if sequence.fill is not None:
-            sequence.fill.let_go()
+            sequence.fill.give_up()
             sequence.fill = None
 
     def _give_back(self, row_id: int, lease: Lease) -> None:

@@ -46,7 +46,7 @@ class Sequence:
     copies: tuple[BlockCopy, ...] = ()
     """For the device to make: the block of each KV group in which a prefix hit ends. Empty once a plan has them."""
     fill: Fill | None = None
-    """Records of its prefix, until a plan has them."""
+    """Records of its prefix, until plans have all of them: it is not computed before."""
     read: Read | None = None
     """Records that are on their way while it waits."""
     looked: bool = False

@@ -8,6 +8,7 @@ waits, with no row and no block held.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,12 +34,41 @@ UNKNOWN_S = 5.0
 """What it takes to compute tokens before any step was measured."""
 
 
-@dataclass(frozen=True, slots=True)
 class Fill:
     """The records that a lease waits for, which are held until they were copied."""
 
-    moves: tuple[RecordMove, ...]
-    let_go: Callable[[], None]
+    def __init__(
+        self, moves: Sequence[RecordMove], num_bytes: Sequence[int], let_go: Callable[[Sequence[RecordMove]], None]
+    ) -> None:
+        """``num_bytes``: of a record, by group; ``let_go`` ends the holds on the records of moves."""
+        self.moves = tuple(moves)
+        """Those that no plan has yet."""
+        self._num_bytes = tuple(num_bytes)
+        self._let_go = let_go
+
+    @property
+    def num_bytes(self) -> int:
+        """That no plan copies yet."""
+        return sum([len(move.slots) * self._num_bytes[move.group] for move in self.moves])
+
+    def take(self, most_bytes: float = math.inf) -> tuple[tuple[RecordMove, ...], Callable[[], None]]:
+        """Records for a plan to copy, at most of so many bytes or one, and what is to be called when it has."""
+        taken, left = list[RecordMove](), list[RecordMove]()
+        for move in self.moves:
+            size = self._num_bytes[move.group]
+            count = int(min(len(move.slots), max(most_bytes // size, not taken))) if not left else 0
+            most_bytes -= count * size
+            if count:
+                taken.append(RecordMove(move.group, move.blocks[:count], move.slots[:count]))
+            if count < len(move.slots):
+                left.append(RecordMove(move.group, move.blocks[count:], move.slots[count:]))
+        self.moves = tuple(left)
+        return tuple(taken), partial(self._let_go, taken)
+
+    def give_up(self) -> None:
+        """No plan copies the rest."""
+        self._let_go(self.moves)
+        self.moves = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +169,11 @@ class Tiers:
             self._memory.use(group, slots)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
 
-        def let_go() -> None:
-            for move in moves:
-                self._memory.let_go(move.group, move.slots)
+        return Fill(moves, self._staging.num_bytes, self._let_go)
 
-        return Fill(tuple(moves), let_go)
+    def _let_go(self, moves: Sequence[RecordMove]) -> None:
+        for move in moves:
+            self._memory.let_go(move.group, move.slots)
 
     # What is stored ----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """Messages between the engine process, which drives, and the workers of further ranks.
 
 In order: :class:`Hello`, :class:`Assignment`, :class:`Present`, :class:`Begin`, :class:`Loaded`, :class:`Allocate`,
-:class:`Built`; then :class:`Run` and, of the rank that chooses tokens, :class:`Result`. From its beginning a worker
-sends a :class:`Beat` twice a second.
+:class:`Built`; then :class:`Run` and, of the rank that chooses tokens, :class:`Result`. Where keys and values are kept
+beyond the device, :class:`KeepRecords` once, then :class:`Store` and :class:`Stored`. From its beginning a worker sends
+a :class:`Beat` twice a second.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.step.plan import StepPlan, StepResult
+from engine.step.plan import RecordMove, StepPlan, StepResult
 
 MAX_FRAME = 256 * 1024 * 1024
 """Bytes."""
@@ -118,6 +119,27 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     result: StepResult
 
 
+class KeepRecords(msgspec.Struct, frozen=True, tag="keep_records"):
+    """Make memory for this rank's parts of records."""
+
+    num_slots: tuple[int, ...]
+    """By KV group."""
+
+
+class Store(msgspec.Struct, frozen=True, tag="store"):
+    """Copy committed blocks to slots, once the plans before are done."""
+
+    number: int
+    moves: tuple[RecordMove, ...]
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """This rank's part of a :class:`Store` is done."""
+
+    number: int
+    well: bool
+
+
 class Where(msgspec.Struct, frozen=True):
     """How far a rank is."""
 
@@ -162,5 +184,5 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """The engine cannot run with what is configured or installed; empty: it was shut down."""
 
 
-ToWorker = Assignment | Begin | Meet | Allocate | Run | End
-FromWorker = Hello | Present | Bound | Loaded | Built | Result | Beat | Broken
+ToWorker = Assignment | Begin | Meet | Allocate | Run | KeepRecords | Store | End
+FromWorker = Hello | Present | Bound | Loaded | Built | Result | Stored | Beat | Broken

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.contracts.communicator import Communicator
 from engine.contracts.parallelism import Launcher
 from engine.ranks.blame import log_own
-from engine.ranks.messages import Where
+from engine.ranks.messages import KeepRecords, Where
 from engine.ranks.workers import Workers
-from engine.step.plan import StepPlan, StepResult
+from engine.step.plan import RecordMove, StepPlan, StepResult
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 
 
@@ -65,6 +65,10 @@ class RankSteps:
         """Queue a plan."""
         self._worker.start(partial(self._run, plan))
 
+    def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
+        """As :meth:`DeviceQueue.store`, of this rank's parts."""
+        self._worker.start(partial(self._queue.store, moves, done))
+
     def close(self, seconds: float = 2.0) -> bool:
         """Wait for what is queued, for so long; whether that has ended."""
         closing = threading.Thread(target=self._close, daemon=True)
@@ -74,6 +78,7 @@ class RankSteps:
 
     def _close(self) -> None:
         self._worker.close()
+        self._queue.close()
         self._waiting.close()
 
     def _run(self, plan: StepPlan) -> None:
@@ -119,6 +124,14 @@ class RankedDevice:
         self._workers.run(plan)
         self._steps.run(plan)
         return partial(self._workers.result, plan.plan_id)
+
+    def keep_records(self, num_slots: Sequence[int]) -> None:
+        """Have further ranks make memory for their parts of records: so many slots by KV group."""
+        self._workers.send(KeepRecords(tuple(num_slots)))
+
+    def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
+        """As :meth:`DeviceQueue.store`, on every rank; what one has not copied, none has."""
+        self._steps.store(moves, self._workers.store(moves, done))
 
     def resume(self) -> None:
         raise AssertionError("an engine of several ranks does not go on after a failure")

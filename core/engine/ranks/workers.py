@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from engine.contracts.parallelism import StartedWorker
 from engine.plugin_guard.calls import describe_error
 from engine.ranks.blame import waited
 from engine.ranks.link import Link, to_workers
-from engine.ranks.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
-from engine.step.plan import RankFailed, StepPlan, StepResult
+from engine.ranks.messages import Beat, Broken, Built, End, FromWorker, Result, Run, Store, Stored, ToWorker, Where
+from engine.step.plan import RankFailed, RecordMove, StepPlan, StepResult
 
 M = TypeVar("M")
+Done = Callable[[bool], None]
 
 POLL_S = 0.1
 """How often the ranks are looked at."""
@@ -46,6 +48,16 @@ class Blame(IntEnum):
     IN_VAIN = auto()
     """It waited for another rank."""
     NONE = auto()
+
+
+@dataclass(slots=True)
+class _Storing:
+    """Blocks that ranks copy to slots."""
+
+    left: int
+    """Ranks that have not answered."""
+    done: Done
+    well: bool = True
 
 
 @dataclass(slots=True)
@@ -93,6 +105,8 @@ class Workers:
         self._changed = threading.Condition()
         self._results: dict[int, StepResult] = {}
         self._in_flight: set[int] = set()
+        self._storing: dict[int, _Storing] = {}
+        self._stores = count()
         self._local_error, self._local_where, self._local_waited = "", Where(), False
         self._first_sign_s: float | None = None
         """When something was seen to be wrong."""
@@ -129,6 +143,15 @@ class Workers:
             self._starting = False
             self._in_flight.add(plan.plan_id)
         self.send(Run(plan))
+
+    def store(self, moves: Sequence[RecordMove], done: Done) -> Done:
+        """Have all workers copy blocks to slots. ``done`` is called, by any thread, once they and rank 0 have answered:
+        whether all went well on all. Returns what takes rank 0's answer."""
+        number = next(self._stores)
+        with self._changed:
+            self._storing[number] = _Storing(1 + len(self._workers), done)
+        self.send(Store(number, tuple(moves)))
+        return partial(self._stored, number)
 
     # From workers ---------------------------------------------------------------------------------------------------
 
@@ -167,6 +190,16 @@ class Workers:
             self._in_flight.discard(result.plan_id)
             self._results[result.plan_id] = result
             self._changed.notify_all()
+
+    def _stored(self, number: int, well: bool) -> None:
+        with self._changed:
+            storing = self._storing[number]
+            storing.left -= 1
+            storing.well &= well
+            if storing.left:
+                return
+            del self._storing[number]
+        storing.done(storing.well)
 
     # Failure --------------------------------------------------------------------------------------------------------
 
@@ -222,6 +255,8 @@ class Workers:
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         if isinstance(message, Result):
             self.deliver(message.result)
+        elif isinstance(message, Stored):
+            self._stored(message.number, message.well)
         with self._changed:
             worker.silent_s = 0.0
             match message:
@@ -230,7 +265,7 @@ class Workers:
                 case Broken(error, where, refused, has_waited):
                     worker.where, worker.error, worker.refused, worker.waited = where, error, refused, has_waited
                     self._sign()
-                case Result():
+                case Result() | Stored():
                     pass
                 case Built():
                     worker.where = Where()

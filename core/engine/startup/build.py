@@ -35,6 +35,8 @@ from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
 
 OnProgress = Callable[[Progress], None]
+LOADED_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+"""Of a rank's records that a step copies while others decode: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,9 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
     )
 
 
-def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
+def _finish(
+    rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()
+) -> Engine:
     """The core around a device, once requests of its own have gone through all ranks."""
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
@@ -129,7 +133,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
             check_finite(checkpoint, checkpoint.names - unread_names(bound.graph, checkpoint.names))
             raise
         core.check_idle()
-    if bound.kv_stores and isinstance(device, DeviceQueue):
+    if bound.kv_stores:
         with rank.phase("open KV stores"):
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
@@ -189,6 +193,7 @@ def make_core(
             scheduler.itl_target_ms,
             plan.in_flight if plan.layout.pp > 1 else 1,
             plan.settings.slo.late_s,
+            LOADED_BYTES[plan.device.kind],
         ),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,

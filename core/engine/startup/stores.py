@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
 
 import msgspec
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
+from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups, of_rank
 from engine.kv.records import Records
 from engine.loop.core import EngineCore
 from engine.plugin_guard.calls import contract_error
+from engine.ranks.steps import RankedDevice
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
+from engine.startup.placing import placed
 from engine.step.runner import DeviceQueue, ModelRunner
 
 
 def namespace_of(plan: EnginePlan, bound: BoundEngine) -> str:
-    """Of block keys: one that lasts where there are stores. Raises as :func:`lasting_namespace`; empty without any."""
-    if not bound.kv_stores:
+    """Of block keys: one that lasts where records may. Raises as :func:`lasting_namespace`; empty where none does."""
+    if not bound.kv_stores or plan.layout.size > 1:
         return ""
     path = plan.drafter.path
     return lasting_namespace(plan, None if path in ("", SHIPPED) else Path(bound.context.find_model(path)))
@@ -41,10 +47,10 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
         )
     if not all(isinstance(store, StagedStore) for store in further):
         raise DoesNotFit(f"{chosen}: only the first may be memory; use kv_store=[{names[0]}]")
-    if plan.layout.size > 1:
+    if further and plan.layout.size > 1:
         raise DoesNotFit(
-            f"{chosen} needs an engine of one rank, and this one has {plan.layout.size}; use kv_store=[], or "
-            "fleet.replicas instead of parallelism"
+            f"{chosen}: an engine of {plan.layout.size} ranks keeps records in memory alone; use "
+            f"kv_store=[{names[0]}], or fleet.replicas instead of parallelism"
         )
     if not isinstance(bound.kv_allocator, FillingAllocator):
         raise DoesNotFit(
@@ -54,32 +60,53 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
 
 
 def open_stores(
-    plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue, core: EngineCore
+    plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue | RankedDevice, core: EngineCore
 ) -> None:
     """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. Raises :class:`DoesNotFit`
-    for memory that does not hold a record."""
+    for memory that does not hold a record.
+
+    With several ranks the stores are those of rank 0: their slots are every rank's, and a record is a slot's content on
+    all of them.
+    """
     records = Records(runner.kv)
-    layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
+    sizes = tuple([max(1, size) for size in records.num_bytes])  # slots have numbers, also where nothing is in them
+    layout = RecordLayout(_digest(core.namespace, plan, runner), sizes, _on_all_ranks(plan, bound))
     for store in bound.kv_stores:
         store.open(layout, lambda: core.wake())
     memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
     assert isinstance(memory, MemoryStore)
     own = [memory.memory(group) for group in range(runner.kv.num_groups)]
-    for group, size in enumerate(records.num_bytes):
+    for group, size in enumerate(sizes):
         if own[group].readonly or len(own[group]) % size:
             raise contract_error(memory, "memory", f"returned {len(own[group])} bytes, expected slots of {size}")
         if not len(own[group]):
             raise DoesNotFit(
-                f"kv_store=[{','.join(names)}]: {names[0]} has no room for a record of {sum(records.num_bytes)} bytes; "
+                f"kv_store=[{','.join(names)}]: {names[0]} has no room for a record of {sum(layout.counted)} bytes; "
                 f"give it more, as with a larger kv_store.{names[0]}.max_bytes"
             )
     records.attach(own)
     runner.records = records
-    core.keep_records(names, bound.kv_stores, records.num_bytes, device.store)
+    if isinstance(device, RankedDevice):
+        device.keep_records([len(part) // size for part, size in zip(own, sizes, strict=True)])
+    core.keep_records(names, bound.kv_stores, sizes, device.store)
+
+
+def _on_all_ranks(plan: EnginePlan, bound: BoundEngine) -> tuple[int, ...]:
+    """By KV group: bytes of a record on all ranks; empty where there is one."""
+    if plan.layout.size == 1:
+        return ()
+    found = cache_groups(bound.graph.caches, cached_by(bound.drafter), plan.layout.dcp)
+    sizes = [
+        KVCache.block_bytes(of_rank(found, own), bound.kv_format, plan.block_size, plan.dtype)
+        for own in placed(plan, bound)
+    ]
+    return tuple(map(sum, zip(*sizes, strict=True)))
 
 
 def _digest(namespace: str, plan: EnginePlan, runner: ModelRunner) -> bytes:
-    """Of the namespace and of how records lie in memory."""
-    groups = runner.kv.groups
-    parts = (namespace, plan.layout, plan.block_size, repr(groups.caches), groups.group_of, str(runner.kv.block_size))
+    """Of the namespace and of how records lie in memory. With several ranks it is this run's alone: what the others
+    have of a record ends with it."""
+    groups, run = runner.kv.groups, secrets.token_hex(16) if plan.layout.size > 1 else ""
+    cached = repr(groups.caches), groups.group_of
+    parts = (namespace, plan.layout, plan.block_size, *cached, str(runner.kv.block_size), run)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).digest()

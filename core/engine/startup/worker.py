@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.assembly.bind import describe_model
@@ -38,10 +39,13 @@ from engine.ranks.messages import (
     Broken,
     Built,
     End,
+    KeepRecords,
     Loaded,
     Meet,
     Result,
     Run,
+    Store,
+    Stored,
     ToWorker,
     Where,
 )
@@ -154,6 +158,9 @@ class Worker:
     def _result(self, result: StepResult) -> None:
         self._link.send(Result(result))
 
+    def _stored(self, number: int, well: bool) -> None:
+        self._link.send(Stored(number, well))
+
     def _failed(self, error: Exception) -> None:
         """A step raised; the engine process ends all ranks."""
         self._code = 1
@@ -171,6 +178,7 @@ class Worker:
         described = describe_model(plan)
         begin_kernels(plan, described.graph)
         self._where = lambda: Where("import torch")
+        from engine.kv.records import own_records
         from engine.ranks.steps import RankSteps
         from engine.startup.rank import Rank
 
@@ -189,17 +197,24 @@ class Worker:
             rank.runner, rank.worker, rank.status, self._result if rank.chooses else _ignore, self._failed
         )
         while True:
-            steps.run(self._next(Run).plan)
+            match self._next(Run, Store, KeepRecords):
+                case Run(plan=step):
+                    steps.run(step)
+                case Store(number, moves):
+                    steps.store(moves, partial(self._stored, number))
+                case KeepRecords(num_slots):
+                    rank.runner.records = own_records(rank.runner.kv, num_slots)
 
-    def _next(self, kind: type[M]) -> M:
-        """The next message, which must be of this kind. Raises :class:`Gone`."""
+    def _next(self, *kinds: type[M]) -> M:
+        """The next message, which must be of one of these kinds. Raises :class:`Gone`."""
         message = self._inbox.get()
         if message is None:
             raise Gone(1)
         if isinstance(message, End):
             raise Gone(TURNED_AWAY if message.why else 0, message.why)
-        if not isinstance(message, kind):
-            raise TypeError(f"the engine process sent {type(message).__name__}, expected {kind.__name__}")
+        if not isinstance(message, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"the engine process sent {type(message).__name__}, expected {expected}")
         return message
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.context import ForwardBatch
 from engine.kernels.model import LoweredModel
-from engine.kernels.transfer import Mark, mark, upload
+from engine.kernels.transfer import Arriving, Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.kv.records import Records
 from engine.ranks.context_parallel import Dealing
@@ -276,6 +276,8 @@ class DeviceQueue:
     def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:
         self._runner = runner
         self._worker = worker
+        self._waiting = DeviceWorker(own_thread=runner.tables.device != "cpu")
+        """For copies to memory: a GPU is still at them when :meth:`Records.gather` returns."""
         self._failed = False
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -295,16 +297,14 @@ class DeviceQueue:
         self._worker.start(partial(self._store, moves, done))
 
     def _store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
-        records, well = self._runner.records, False
+        records = self._runner.records
+        assert records is not None
         try:
-            assert records is not None
-            for move in moves:
-                records.gather(move.group, move.blocks, move.slots)
-            well = True
+            arriving = [records.gather(move.group, move.blocks, move.slots) for move in moves]
         except Exception as error:
-            traceback.print_exception(error)  # they are not kept; a device that is broken shows at the next step
-        finally:
-            done(well)
+            _not_stored(error, done)
+        else:
+            self._waiting.start(partial(_arrived, arriving, done))
 
     def resume(self) -> None:
         """Execute plans again after a failure has been dealt with."""
@@ -312,6 +312,7 @@ class DeviceQueue:
 
     def close(self) -> None:
         self._worker.close()
+        self._waiting.close()
 
     def _run(self, plan: StepPlan) -> RunningStep:
         try:
@@ -327,3 +328,19 @@ class DeviceQueue:
         except BaseException:
             self._failed = True
             raise
+
+
+def _arrived(copies: Sequence[Arriving], done: Callable[[bool], None]) -> None:
+    try:
+        for copy in copies:
+            copy.wait()
+    except Exception as error:
+        _not_stored(error, done)
+    else:
+        done(True)
+
+
+def _not_stored(error: Exception, done: Callable[[bool], None]) -> None:
+    """Records are not kept; a device that is broken shows at the next step."""
+    traceback.print_exception(error)
+    done(False)

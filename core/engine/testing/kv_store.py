@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from hashlib import sha256
+from operator import mul
 
 import pytest
 
@@ -174,6 +175,14 @@ class KVStoreConformance:
             slot = store.find(*each)
             assert slot is not None and bytes(self.slot_of(store, each[0], slot)) == record_of(each)
         assert store.usage().records == 40
+
+    def test_a_bound_counts_what_all_ranks_have(self) -> None:
+        self.memory()  # or it is skipped
+        total = tuple([3 * size for size in LAYOUT.num_bytes])
+        store = self.opened(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes, total))
+        assert isinstance(store, MemoryStore)
+        slots = [len(store.memory(group)) // size for group, size in enumerate(LAYOUT.num_bytes)]
+        assert all(slots) and sum(map(mul, slots, total)) <= store.most_bytes
 
     def test_held_records_stay_whatever_comes(self) -> None:
         store, ids = self.memory(), ids_of(2)

@@ -55,7 +55,7 @@ class HostStore:
         self._evicted = 0
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
-        count = self.most_bytes // max(1, sum(layout.num_bytes))
+        count = self.most_bytes // max(1, sum(layout.counted))
         self._groups = [_Slots(count, size) for size in layout.num_bytes]
         self._layout = layout
 
@@ -119,7 +119,7 @@ class HostStore:
 
     def usage(self) -> StoreUsage:
         counts = [len(own.slot_of) for own in self._groups]
-        taken = sum(count * size for count, size in zip(counts, self._layout.num_bytes, strict=True))
+        taken = sum(count * size for count, size in zip(counts, self._layout.counted, strict=True))
         return StoreUsage(sum(counts), taken, self.most_bytes, self._evicted)
 
     def clear(self) -> None:

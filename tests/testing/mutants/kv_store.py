@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.cli.plugins.templates.kv_store.plugin import MineStore, MineStoreConfig
@@ -96,6 +97,14 @@ class FoundTooSoon(HostStore):
             self._groups[group].slot_of[key] = slot
             self._groups[group].key_of[slot] = key
         return slot
+
+
+@mutant(Suite, "test_a_bound_counts_what_all_ranks_have")
+class CountsOneRank(HostStore):
+    """Has as many slots as if there were no other rank."""
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        super().open(replace(layout, all_ranks=()), wake)
 
 
 @mutant(Suite, "test_held_records_stay_whatever_comes")

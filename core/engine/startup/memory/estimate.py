@@ -61,7 +61,7 @@ class MemoryEstimate:
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     stores: int
-    """Of KV stores in this memory."""
+    """Of KV stores in this memory: a rank's part."""
     graphs: int
     pool: PoolShape
     """How large the pools of the KV groups are. Its unit is what blocks are counted in below: that of a group which
@@ -125,7 +125,7 @@ def estimate_memory(
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size, groups.num_groups),
         programs=_programs(plan, bound, graph, block_size, groups.num_groups),
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
-        stores=_stores(bound) if plan.device.kind == "cpu" else 0,
+        stores=-(-_stores(bound) // plan.layout.size) if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         pool=PoolShape(
             groups.reaches,
