@@ -70,7 +70,8 @@ class MemoryStore(KVStore, Protocol):
     """A store whose records are in memory of this machine, in slots of equal size for each group."""
 
     most_bytes: int
-    """Of memory that records may take, known before it is opened: on a CPU it is counted beside weights and KV pool."""
+    """Of memory that records of this engine may take, known before it is opened: on a CPU it is counted beside weights
+    and KV pool."""
 
     def memory(self, group: int) -> memoryview:
         """All slots of a group, one after the other: writable bytes whose length is a multiple of a record's."""
@@ -128,4 +129,22 @@ class StagedStore(KVStore, Protocol):
         """Reads that have ended since the last call: their numbers, and how many records, from the first on, are in
         their buffers, each checked against its id, length and checksum. A missing record ends a read early; it is no
         error."""
+        ...
+
+
+@runtime_checkable
+class SharedStore(MemoryStore, Protocol):
+    """A store whose memory outlives its engine, and whose records the other engines of a server read, too."""
+
+    def share(self, files: Sequence[int], own: int) -> None:
+        """Called before :meth:`KVStore.open` where there is such memory. ``files``: descriptors of files in memory, one
+        for each engine of the server on this machine, empty at first; none ever gets smaller. ``own``: the number of
+        the one that this engine alone writes to. What an earlier engine has left there in the same namespace is found
+        again."""
+        ...
+
+    def others(self) -> StagedStore | None:
+        """What the other engines have, as a store whose records are copied to this one's memory: whole, as they were
+        written, or missed. ``None``: there are none. Called after :meth:`KVStore.open`; the same object each time. The
+        core opens it, asks it before other stores, puts nothing there, and stores nothing here that is there."""
         ...

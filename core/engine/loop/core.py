@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, SharedStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -36,7 +36,7 @@ from engine.loop.staging import Staging
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
 from engine.loop.tiers import StoreMoves, Tiers
-from engine.plugin_guard.calls import contract_error, describe_error
+from engine.plugin_guard.calls import contract_error, describe_error, name_of, named
 from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
@@ -283,9 +283,12 @@ class EngineCore:
         pool, settings = self._pool, self._settings
         memory, *further = stores
         assert isinstance(memory, MemoryStore)
-        checked = CheckedMemory(memory, num_bytes)
-        staging = Staging(checked, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
-        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store)
+        checked, others = CheckedMemory(memory, num_bytes), None
+        if isinstance(memory, SharedStore) and (found := memory.others()) is not None:
+            others = named(found, name_of(memory), (StagedStore,))
+        staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
+        staging = Staging(checked, staged, num_bytes, self._clock)
+        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store, others)
 
     def take_stored(self) -> None:
         """See what stores have done."""
