@@ -81,7 +81,7 @@ def test_another_engine_reads_them_from_the_disk(references: References, name: s
     again._pool.tiers._memory.store.check()
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_engines_of_a_server_load_what_the_others_computed_and_the_next_one_what_is_left(
     references: References, name: str

@@ -17,7 +17,7 @@ from engine.startup.segments import Segments, ServerMemory
 
 COMMON = ["device=cpu", "threads=1", "model.max_len=512", "exporter=[]", "drafter=none"]
 PROMPT = tuple(range(5, 405))
-ONE = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 def test_a_killed_engine_and_its_replica_load_what_it_computed() -> None:

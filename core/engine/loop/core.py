@@ -37,7 +37,15 @@ from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
 from engine.loop.tiers import StoreMoves, Tiers
 from engine.plugin_guard.calls import contract_error, describe_error, name_of, named
-from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
+from engine.step.plan import (
+    DeviceBroken,
+    DrafterBroken,
+    RankFailed,
+    RecordMove,
+    StepPlan,
+    StepResult,
+    StepSkipped,
+)
 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
@@ -288,7 +296,16 @@ class EngineCore:
             others = named(found, name_of(memory), (StagedStore,))
         staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
         staging = Staging(checked, staged, num_bytes, self._clock)
-        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store, others)
+
+        def store_and_wake(moves: SequenceOf[RecordMove], done: Callable[[bool], None]) -> None:
+            def stored(well: bool) -> None:
+                done(well)
+                self.wake()  # a loop at rest publishes what its last step computed
+
+            store(moves, stored)
+
+        groups, size = settings.groups, settings.block_size
+        pool.tiers = Tiers(names, checked, staging, pool.allocator, groups, size, store_and_wake, others)
 
     def take_stored(self) -> None:
         """See what stores have done."""

@@ -160,7 +160,8 @@ class Segment:
         os.ftruncate(file, max(size, os.fstat(file).st_size))
         self._mapped = mapped = Mapped(file, shape, mmap.PROT_READ | mmap.PROT_WRITE)
         self.groups = mapped.groups
-        if not mapped.is_as_expected:
+        self._is_new = not mapped.is_as_expected
+        if self._is_new:
             self._begin_anew(file)
         self._lock = threading.Lock()
         """Of headers and epoch."""
@@ -185,6 +186,8 @@ class Segment:
         """Group, slot and key of the records that an earlier engine has left, oldest first, all of them checked; and
         how many were damaged."""
         mapped, slots = self._mapped, self.shape.slots
+        if self._is_new:
+            return [], 0  # to look at its headers would take their memory
         there = [slot for slot in range(self.shape.num_slots) if mapped.marks[slot * 8] == mapped.epoch]
         with ThreadPoolExecutor(min(CHECKERS, os.cpu_count() or 1)) as checkers:
             good = [*checkers.map(self._is_good, there)]
