@@ -108,6 +108,24 @@ def test_engines_of_a_server_load_what_the_others_computed_and_the_next_one_what
         again.close()
 
 
+def test_what_was_computed_from_records_that_their_engine_has_cleared_is_forgotten(references: References) -> None:
+    """In the pool and in records: the other engine found that they may be wrong."""
+    reference = references("qwen2")
+    with files_in_memory(2) as files:
+        writer, reader = [start(reference, *HOST, segments=Segments(files, own)) for own in range(2)]
+        answers(writer.core, reference.requests("first"), 6)
+        writer.core.close()
+        _, loaded = loaded_by(reader.core, reference.turns("then"))
+        assert sum(loaded.values()) > 0
+        writer.bound.kv_stores[0].clear()
+        reader.core.take_stored()
+        assert reader.core.stats().stores[0].records == 0
+        assert all(blocks.cached == 0 for blocks in reader.core.stats().blocks)
+        found = answers(reader.core, reference.turns("again"), 6)
+        assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+        reader.core.close()
+
+
 @few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_preempted_requests_and_next_turns_load_what_a_small_pool_lost(references: References, name: str) -> None:

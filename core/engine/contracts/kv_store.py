@@ -133,6 +133,17 @@ class StagedStore(KVStore, Protocol):
 
 
 @runtime_checkable
+class OtherEngines(StagedStore, Protocol):
+    """Records in the memory of other engines, which are copied to that of this one: whole, as they were written, or
+    missed. Nothing is put there."""
+
+    def forgot(self) -> bool:
+        """Whether, since the last call, an engine has cleared its records of which some were read here: what was
+        computed from them may be wrong, too, so the core clears everything."""
+        ...
+
+
+@runtime_checkable
 class SharedStore(MemoryStore, Protocol):
     """A store whose memory outlives its engine, and whose records the other engines of a server read, too."""
 
@@ -143,8 +154,7 @@ class SharedStore(MemoryStore, Protocol):
         again."""
         ...
 
-    def others(self) -> StagedStore | None:
-        """What the other engines have, as a store whose records are copied to this one's memory: whole, as they were
-        written, or missed. ``None``: there are none. Called after :meth:`KVStore.open`; the same object each time. The
-        core opens it, asks it before other stores, puts nothing there, and stores nothing here that is there."""
+    def others(self) -> OtherEngines | None:
+        """What the other engines have; ``None``: there are none. Called after :meth:`KVStore.open`, and gives the same
+        object each time. The core opens it, and stores nothing here that is there."""
         ...

@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, MemoryStore, SharedStore, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, OtherEngines, SharedStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -293,7 +293,7 @@ class EngineCore:
         assert isinstance(memory, MemoryStore)
         checked, others = CheckedMemory(memory, num_bytes), None
         if isinstance(memory, SharedStore) and (found := memory.others()) is not None:
-            others = named(found, name_of(memory), (StagedStore,))
+            others = named(found, name_of(memory), (OtherEngines,))
         staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
         staging = Staging(checked, staged, num_bytes, self._clock)
 
@@ -309,8 +309,11 @@ class EngineCore:
 
     def take_stored(self) -> None:
         """See what stores have done."""
-        if self._pool.tiers is not None:
-            self._pool.tiers.poll()
+        tiers = self._pool.tiers
+        if tiers is not None:
+            tiers.poll()
+            if tiers.others is not None and tiers.others.forgot():
+                self._pool.reset_cache()
 
     def rest_s(self) -> float:
         """How long the loop may sleep until it is woken: 0 unless every request that may run waits for records."""

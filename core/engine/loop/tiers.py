@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import StagedStore
+from engine.contracts.kv_store import OtherEngines, StagedStore
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
@@ -61,10 +61,10 @@ class Tiers:
         groups: Sequence[KVGroup],
         block_size: int,
         store: StoreMoves,
-        others: StagedStore | None = None,
+        others: OtherEngines | None = None,
     ) -> None:
-        """``others``: of the stores of ``staging`` the one with what other engines keep in memory."""
-        self._others = others
+        """``others``: of the stores of ``staging`` the one with what other engines have in memory."""
+        self.others = others
         self._names = tuple(names)
         self._memory = memory
         self._staging = staging
@@ -187,7 +187,7 @@ class Tiers:
         return found
 
     def _others_have(self, group: int, key: bytes) -> bool:
-        return self._others is not None and self._staging.count(self._others, [(group, key)]) == 1
+        return self.others is not None and self._staging.count(self.others, [(group, key)]) == 1
 
     def keep(self, new: Sequence[Kept]) -> None:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
@@ -222,7 +222,7 @@ class Tiers:
     def states(self) -> tuple[StoreState, ...]:
         """Tier by tier."""
         found = []
-        further = [store for store in self._staging.stores if store is not self._others]
+        further = [store for store in self._staging.stores if store is not self.others]
         for name, store in zip(self._names, (self._memory.store, *further), strict=True):
             usage = store.usage()
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.kv_store import RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
-from engine_plugins.kv_store.segment import Origin, Others, Segment, Shape
+from engine_plugins.kv_store.segment import Others, Segment, Shape
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Slots:
         self.key_of: dict[int, bytes] = {}
         self.filling: dict[int, bytes] = {}
         self.holds: dict[int, int] = {}
-        self.copies: dict[int, Origin] = {}
+        self.copies: set[int] = set()
         """Slots with records of other engines."""
 
     def victim(self) -> int | None:
@@ -54,7 +54,7 @@ class _Slots:
     def remove(self, key: bytes) -> None:
         slot = self.slot_of.pop(key)
         del self.key_of[slot]
-        self.copies.pop(slot, None)
+        self.copies.discard(slot)
 
 
 class HostStore:
@@ -72,9 +72,8 @@ class HostStore:
         self._files, self._own = tuple(files), own
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
-        self.num_slots = self.most_bytes // max(1, sum(layout.num_bytes))
-        """Of each group."""
         self._layout = layout
+        self.num_slots = self.most_bytes // max(1, sum(layout.num_bytes))  # of each group
         if not self._files:
             sizes = [self.num_slots * size for size in layout.num_bytes]
             memory = [memoryview(mmap.mmap(-1, max(1, size)))[:size] for size in sizes]
@@ -143,26 +142,22 @@ class HostStore:
     def publish(self, group: int, slot: int) -> None:
         own, others = self._groups[group], self._others
         key = own.filling.pop(slot)
-        origin = None if others is None else others.copied.pop((group, key), None)
-        forgotten = not key or (others is not None and origin is not None and others.is_forgotten(origin))
-        if forgotten or key in own.slot_of:
+        is_copy = others is not None and (group, key) in others.copied
+        if not key or key in own.slot_of:  # forgotten meanwhile, or there already
             own.free.append(slot)
             return
         own.slot_of[key], own.key_of[slot] = slot, key
-        if origin is not None:
-            own.copies[slot] = origin
+        if is_copy:
+            own.copies.add(slot)
         elif self._segment is not None:
             self._segment.publish(group, slot, key)
 
     def _drop_copies(self) -> None:
-        """Those that nobody holds, or whose engine has forgotten its records."""
+        """Those that nobody holds."""
         for own in self._groups:
-            for slot, origin in [*own.copies.items()]:
-                if slot not in own.holds:
-                    own.remove(own.key_of[slot])
-                    own.free.append(slot)
-                elif self._others is not None and self._others.is_forgotten(origin):
-                    own.remove(own.key_of[slot])
+            for slot in own.copies - own.holds.keys():
+                own.remove(own.key_of[slot])
+                own.free.append(slot)
 
     def abandon(self, group: int, slot: int) -> None:
         own = self._groups[group]
@@ -193,7 +188,7 @@ class HostStore:
     def check(self) -> None:
         """Assert that each slot is free, found, being written, or held though forgotten. O(slots); for tests."""
         for own in self._groups:
-            assert len(own.slot_of) == len(own.key_of)
+            assert len(own.slot_of) == len(own.key_of) and own.copies <= own.key_of.keys()
             forgotten = own.holds.keys() - own.key_of.keys() - own.filling.keys()
             states = [*own.free, *own.key_of, *own.filling, *forgotten]
             assert sorted(states) == list(range(self.num_slots)), "a slot is in no state, or in two"

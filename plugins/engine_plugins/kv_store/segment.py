@@ -42,7 +42,7 @@ READERS = 2
 
 RecordId = tuple[int, bytes]
 Origin = tuple[int, int]
-"""Of a copy: the segment, and its epoch."""
+"""Of a copy: the number of the segment, and its epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,8 @@ class Segment:
         mapped = self._mapped
         while (coming := self._coming.get()) is not None:
             slot, each, writes, epoch = coming
+            if self._writes[slot] != writes:
+                continue
             number = mapped.words[LAST] + 1
             header = header_of(self.shape, epoch, number, each, mapped.record(slot))
             with self._lock:
@@ -262,7 +264,7 @@ def _new_epoch() -> int:
 
 
 class Others:
-    """The records in the segments of other engines. See :class:`engine.contracts.kv_store.StagedStore`."""
+    """The records in the segments of other engines. See :class:`engine.contracts.kv_store.OtherEngines`."""
 
     def __init__(self, files: Sequence[int], shape: Shape, tidy: Callable[[], None]) -> None:
         """``tidy``: called before reads are ended."""
@@ -275,10 +277,12 @@ class Others:
         self._faults = 0
         self._lock = threading.Lock()
         self._numbers = count()
-        self._ended: SimpleQueue[tuple[int, dict[RecordId, Origin]]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[int, Sequence[RecordId], set[Origin]]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-others")
-        self.copied: dict[RecordId, Origin] = {}
-        """Records of reads that :meth:`poll` has ended."""
+        self._origins: set[Origin] = set()
+        """Of all that was read."""
+        self.copied: set[RecordId] = set()
+        """What the last :meth:`poll` has read."""
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -317,15 +321,16 @@ class Others:
         return number
 
     def _read(self, number: int, ids: Sequence[RecordId], into: Sequence[memoryview]) -> None:
-        read: dict[RecordId, Origin] = {}
+        good, origins = 0, set[Origin]()
         for each, buffer in zip(ids, into, strict=True):
             origin = self._copy(each, buffer)
             if origin is None:
                 with self._lock:
                     self._faults += 1
                 break
-            read[each] = origin
-        self._ended.put((number, read))
+            good += 1
+            origins.add(origin)
+        self._ended.put((number, ids[:good], origins))
         self._wake()
 
     def _copy(self, each: RecordId, buffer: memoryview) -> Origin | None:
@@ -342,19 +347,23 @@ class Others:
 
     def poll(self) -> Sequence[tuple[int, int]]:
         self._tidy()
-        found = []
+        found, self.copied = [], set()
         with suppress(Empty):
             while True:
-                number, read = self._ended.get_nowait()
+                number, read, origins = self._ended.get_nowait()
                 found.append((number, len(read)))
-                self.copied |= read
+                self.copied.update(read)
+                self._origins |= origins
         return found
 
-    def is_forgotten(self, origin: Origin) -> bool:
-        """Whether the engine that wrote it has forgotten its records since."""
-        number, epoch = origin
+    def forgot(self) -> bool:
+        old = {origin for origin in self._origins if not self._lasts(*origin)}
+        self._origins -= old
+        return bool(old)
+
+    def _lasts(self, number: int, epoch: int) -> bool:
         mapped = self._at(number)
-        return mapped is None or mapped.epoch != epoch
+        return mapped is not None and mapped.epoch == epoch
 
     def clear(self) -> None:
         for number in range(len(self._files)):
