@@ -96,11 +96,10 @@ async def killed(options: argparse.Namespace) -> list[Row]:
         os.kill(target.engine_pid, signal.SIGKILL)
         began = time.monotonic()
         await asyncio.gather(*flights, return_exceptions=True)
-        while target.engine_pid in engines_of(target.api_pid):
+        while await target.is_ready():
             await asyncio.sleep(0.01)
         await target.until_ready()
         back_s = time.monotonic() - began
-        _, _ = await texts.ask(target, 0, salt="nobody's")
         computed = [(await texts.ask(target, number, salt=f"nobody's {number}"))[0] for number in (1, 2, 3)]
         hit, cached = await texts.ask(target, 4)
         after = await texts.for_seconds(target, options.seconds)

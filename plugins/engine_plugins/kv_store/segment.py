@@ -37,6 +37,8 @@ HEADER = struct.Struct("=QQ32sIIHH4s")
 """Epoch, number, key, length, CRC-32 of the namespace, the other fields and the record, group, format, magic."""
 WIDTH = 8
 """Slots that the table has room for under one hash. A record that finds none is found by its own engine alone."""
+MOST = 2**62
+"""An epoch or number beyond it was not written by this program."""
 CHECKERS = 8
 READERS = 2
 
@@ -95,6 +97,7 @@ class Mapped:
         """The words of all headers: of each the first is its epoch."""
         self.table = everything[PAGE : PAGE + shape.buckets * WIDTH * 4].cast("I")
         """Numbers of slots, from 1 on, in buckets by hash."""
+        self._about, self._buckets = shape.about, shape.buckets
         self.groups = [everything[at : at + shape.slots * size] for at, size in zip(begins, sizes, strict=False)]
 
     @property
@@ -103,8 +106,7 @@ class Mapped:
 
     @property
     def is_as_expected(self) -> bool:
-        about = self.shape.about
-        return self.memory[: len(about)] == about
+        return self.memory[: len(self._about)] == self._about
 
     def header(self, slot: int) -> bytes:
         return bytes(self._headers[slot * HEADER.size : (slot + 1) * HEADER.size])
@@ -121,7 +123,7 @@ class Mapped:
 
     def bucket(self, key: bytes) -> int:
         """Where it begins in the table."""
-        return int.from_bytes(key[:8], "little") % self.shape.buckets * WIDTH
+        return int.from_bytes(key[:8], "little") % self._buckets * WIDTH
 
     def find(self, each: RecordId, after: int = 0) -> int | None:
         """The slot of a record whose number is greater than ``after``."""
@@ -160,7 +162,7 @@ class Segment:
         os.ftruncate(file, max(size, os.fstat(file).st_size))
         self._mapped = mapped = Mapped(file, shape, mmap.PROT_READ | mmap.PROT_WRITE)
         self.groups = mapped.groups
-        self._is_new = not mapped.is_as_expected
+        self._is_new = not mapped.is_as_expected or max(mapped.epoch, mapped.words[LAST]) > MOST
         if self._is_new:
             self._begin_anew(file)
         self._lock = threading.Lock()
@@ -174,7 +176,7 @@ class Segment:
     def _begin_anew(self, file: int) -> None:
         """For another namespace or other sizes: nothing of what was there stays."""
         mapped = self._mapped
-        last = mapped.words[LAST]
+        last = min(mapped.words[LAST], MOST // 2)
         mapped.words[EPOCH] = 0
         mmap.mmap(file, os.fstat(file).st_size).madvise(mmap.MADV_REMOVE)  # zeros are read there, and no memory taken
         about = self.shape.about
@@ -189,16 +191,26 @@ class Segment:
         if self._is_new:
             return [], 0  # to look at its headers would take their memory
         there = [slot for slot in range(self.shape.num_slots) if mapped.marks[slot * 8] == mapped.epoch]
-        with ThreadPoolExecutor(min(CHECKERS, os.cpu_count() or 1)) as checkers:
-            good = [*checkers.map(self._is_good, there)]
-        found: list[tuple[int, int, int, bytes]] = []
-        for slot, is_good in zip(there, good, strict=True):
-            if is_good:
-                _, number, key, *_ = HEADER.unpack(mapped.header(slot))
-                found.append((number, *divmod(slot, slots), key))
-            else:
+        parts = min(CHECKERS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(parts) as checkers:
+            good = {
+                slot for part in checkers.map(self._good, [there[at::parts] for at in range(parts)]) for slot in part
+            }
+        for slot in there:
+            if slot not in good:
                 mapped.marks[slot * 8] = 0
+        mapped.table[:] = memoryview(bytes(len(mapped.table) * 4)).cast("I")
+        found: list[tuple[int, int, int, bytes]] = []
+        for slot in good:
+            _, number, key, *_ = HEADER.unpack(mapped.header(slot))
+            group, at = divmod(slot, slots)
+            found.append((number, group, at, key))
+            self._enter(slot, (group, key))
         return [(group, slot, key) for _, group, slot, key in sorted(found)], len(there) - len(found)
+
+    def _good(self, slots: Sequence[int]) -> list[int]:
+        """Those whose records are whole."""
+        return [slot for slot in slots if self._is_good(slot)]
 
     def _is_good(self, slot: int) -> bool:
         header = self._mapped.header(slot)
@@ -260,7 +272,7 @@ class Segment:
 
 
 def _new_epoch() -> int:
-    return secrets.randbits(62) + 1
+    return secrets.randbelow(MOST) + 1
 
 
 class Others:
@@ -369,6 +381,7 @@ class Others:
         for number in range(len(self._files)):
             mapped = self._at(number)
             self._after[number] = 0 if mapped is None else mapped.words[LAST]
+        self._origins.clear()
 
     def close(self, deadline_s: float) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)

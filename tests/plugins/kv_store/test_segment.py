@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -72,12 +73,18 @@ def test_a_reader_and_the_next_engine_get_whole_records_of_a_writer_that_is_kill
     assert good > 20 and missed
 
 
-def read_by_another(file: int, ids: list[tuple[int, bytes]]) -> list[bytearray]:
+def read_by_another(file: int, ids: list[tuple[int, bytes]], shape: Shape = SHAPE) -> list[bytearray]:
     """The records that were whole, up to the first that was not."""
-    others, into, ended = Others([file], SHAPE, lambda: None), [bytearray(50_000) for _ in ids], []
-    others.open(SHAPE.layout, lambda: None)
+    others, ended = Others([file], shape, lambda: None), list[tuple[int, int]]()
+    into = [bytearray(shape.layout.num_bytes[group]) for group, _ in ids]
+    others.open(shape.layout, lambda: None)
     others.get(ids, [memoryview(buffer) for buffer in into])
-    wait_until(lambda: bool(ended.extend(others.poll()) or ended), "the read did not end")
+
+    def has_ended() -> bool:
+        ended.extend(others.poll())
+        return bool(ended)
+
+    wait_until(has_ended, "the read did not end")
     others.close(1.0)
     return into[: ended[0][1]]
 
@@ -91,9 +98,11 @@ def opened(files: tuple[int, ...], own: int, layout: RecordLayout = LAYOUT) -> H
     return store
 
 
-def add(store: HostStore, key: bytes) -> int:
+def add(store: HostStore, key: bytes, begins: bytes = b"") -> int:
     slot = store.room(0, key)
     assert slot is not None
+    size = len(store.memory(0)) // store.num_slots
+    store.memory(0)[slot * size : slot * size + len(begins)] = begins
     store.publish(0, slot)
     return slot
 
@@ -109,6 +118,36 @@ def test_a_damaged_record_is_not_taken_over_and_counted() -> None:
         assert again.usage().faults == 1
         again.check()
         again.close(1.0)
+
+
+def test_whatever_a_broken_engine_has_left_others_and_the_next_one_go_on() -> None:
+    draw, keys = random.Random(11), [key_of(number) for number in range(40)]
+    with files_in_memory(2) as files:
+        reader = opened(files, 1)
+        others = reader.others()
+        assert others is not None
+        for _ in range(30):
+            writer = opened(files, 0)
+            for key in keys:
+                if writer.find(0, key) is None:
+                    add(writer, key, key)
+            writer.close(1.0)
+            with mmap.mmap(files[0], os.fstat(files[0]).st_size) as memory:
+                for _ in range(draw.randrange(1, 30)):
+                    at = draw.randrange(256, len(memory) - 64) if draw.random() < 0.5 else draw.randrange(2048, 36_000)
+                    size = draw.choice([1, 4, 8, 64])
+                    memory[at : at + size] = draw.choice([draw.randbytes(size), bytes(size), b"\xff" * size])
+            for key in keys:
+                if others.count([(0, key)]):
+                    read = read_by_another(files[0], [(0, key)], Shape(LAYOUT, writer.num_slots))
+                    assert [each[:32] for each in read] in ([], [key])
+            again = opened(files, 0)
+            for key in keys:
+                slot = again.find(0, key)
+                assert slot is None or again.memory(0)[slot * 4096 : slot * 4096 + 32] == key
+            again.check()
+            again.close(1.0)
+        reader.close(1.0)
 
 
 def test_the_oldest_of_an_earlier_engine_make_way_first() -> None:
@@ -128,10 +167,7 @@ def test_another_namespace_gives_the_memory_of_the_former_back() -> None:
     with files_in_memory(1) as files:
         store = opened(files, 0)
         for number in range(100):
-            slot = store.room(0, key_of(number))
-            assert slot is not None
-            store.memory(0)[slot * 4096 : (slot + 1) * 4096] = bytes([1]) * 4096
-            store.publish(0, slot)
+            add(store, key_of(number), bytes([1]) * 4096)
         store.close(1.0)
         before = os.fstat(files[0]).st_blocks * 512
         opened(files, 0, RecordLayout(bytes(32), (2048,))).close(1.0)
