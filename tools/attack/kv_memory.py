@@ -4,7 +4,8 @@ Clients ask about texts, more than the KV pool holds, each with one of a few que
 with requests in flight. Bar: after it is back the share of prompt tokens that are cached is at least 0.95 of what it
 was before, and no answer differs. Also said: how soon the first answer comes that was loaded, beside one that was
 computed. (b) Two engines, of which the first computes all texts, and the other is asked then. Bar: it finds them; what
-both map of this memory (PSS) is no more than the records of one and 10 %.
+both map of this memory (PSS) is no more than the records of one and 10 %. With ``model.dtype=bfloat16`` answers may
+differ where two tokens are almost as likely.
 
     python -m tools.attack.kv_memory --texts 24 --tokens 1000 --seconds 60
 """
@@ -81,7 +82,7 @@ def texts_of(options: argparse.Namespace) -> Texts:
 
 def overrides(options: argparse.Namespace) -> list[str]:
     pool = f"memory.kv_tokens={max(2 * options.tokens, options.texts * options.tokens // 6) + 512}"
-    return ["kv_store=[host]", pool, f"model.max_len={options.tokens + 64}", *options.overrides]
+    return ["kv_store=[host]", "model.dtype=float32", pool, f"model.max_len={options.tokens + 64}", *options.overrides]
 
 
 async def killed(options: argparse.Namespace) -> list[Row]:

@@ -135,7 +135,7 @@ class StagedStore(KVStore, Protocol):
 @runtime_checkable
 class OtherEngines(StagedStore, Protocol):
     """Records in the memory of other engines, which are copied to that of this one: whole, as they were written, or
-    missed. Nothing is put there."""
+    missed. It wants none of this one's (:meth:`StagedStore.put`)."""
 
     def forgot(self) -> bool:
         """Whether, since the last call, an engine has cleared its records of which some were read here: what was

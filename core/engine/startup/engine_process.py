@@ -64,18 +64,9 @@ class ChildProcess:
         words, files = ((), ()) if segments is None else (segments.words, segments.files)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         with theirs:
+            ends = "--fd", str(theirs.fileno()), "--parent", str(os.getpid())
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    module,
-                    "--fd",
-                    str(theirs.fileno()),
-                    "--parent",
-                    str(os.getpid()),
-                    *words,
-                ],
+                [sys.executable, "-P", "-m", module, *ends, *words],
                 pass_fds=[theirs.fileno(), *files],
                 env=environment,
                 stdin=stdin,

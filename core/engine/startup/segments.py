@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from engine.assembly.plan import EnginePlan
 
+NOEXEC_SEAL = 0x8
+"""``MFD_NOEXEC_SEAL``: systems may allow no others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
@@ -53,7 +56,11 @@ class ServerMemory:
 
 
 def _file(number: int) -> int:
-    file = os.memfd_create(f"engine-kv-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    name, flags = f"engine-kv-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        file = os.memfd_create(name, flags | NOEXEC_SEAL)
+    except OSError:  # Linux before 6.3
+        file = os.memfd_create(name, flags)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # a reader's memory does not go away
     return file
 
