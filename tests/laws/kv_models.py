@@ -16,6 +16,7 @@ from engine.assembly.assemble import assemble
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
 from engine.startup.build import Engine, build_engine
+from engine.startup.segments import Segments
 
 from .drafted import COMMON, Answer, answers
 
@@ -108,8 +109,8 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def start(reference: Reference, *overrides: str) -> Engine:
-    return build_engine(assemble([f"model.path={reference.path}", *COMMON, *ROOM, *overrides]))
+def start(reference: Reference, *overrides: str, segments: Segments | None = None) -> Engine:
+    return build_engine(assemble([f"model.path={reference.path}", *COMMON, *ROOM, *overrides]), segments=segments)
 
 
 DRAFTERS = {

@@ -18,6 +18,8 @@ from engine.loop.driver import drive
 from engine.loop.inbox import Inbox
 from engine.loop.messages import Failed, FromEngine, Submit
 from engine.plugin_guard.calls import named
+from engine.startup.segments import Segments
+from engine.testing.kv_store import files_in_memory
 from engine_plugins.kv_store.host import HostStore
 from tests.selection import few
 
@@ -78,6 +80,51 @@ def test_another_engine_reads_them_from_the_disk(references: References, name: s
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
     again.close()
     again._pool.tiers._memory.store.check()
+
+
+@few(2)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_engines_of_a_server_load_what_the_others_computed_and_the_next_one_what_is_left(
+    references: References, name: str
+) -> None:
+    reference = references(name)
+    whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
+    with files_in_memory(2) as files:
+        first, second = [start(reference, *HOST, segments=Segments(files, own)) for own in range(2)]
+        answers(first.core, reference.requests("first"), 6)
+        first.core.close()  # all of it has its header
+        found, loaded = loaded_by(second.core, reference.turns("then"))
+        assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+        assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
+        second.core.close()
+        (one,), (other,) = first.bound.kv_stores, second.bound.kv_stores
+        assert isinstance(one, HostStore) and isinstance(other, HostStore)
+        for own, its in zip(one._groups, other._groups, strict=True):
+            assert not own.slot_of.keys() & its.slot_of.keys(), "a record is in memory twice"
+        other.check()
+        again = start(reference, *HOST, segments=Segments(files, 0)).core
+        found, loaded = loaded_by(again, reference.turns("again"))
+        assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+        assert [loaded[f"again{i}"] for i in range(len(LENGTHS))] == whole
+        again.close()
+
+
+def test_what_was_computed_from_records_that_their_engine_has_cleared_is_forgotten(references: References) -> None:
+    """In the pool and in records: the other engine found that they may be wrong."""
+    reference = references("qwen2")
+    with files_in_memory(2) as files:
+        writer, reader = [start(reference, *HOST, segments=Segments(files, own)) for own in range(2)]
+        answers(writer.core, reference.requests("first"), 6)
+        writer.core.close()
+        _, loaded = loaded_by(reader.core, reference.turns("then"))
+        assert sum(loaded.values()) > 0
+        writer.bound.kv_stores[0].clear()
+        reader.core.take_stored()
+        assert reader.core.stats().stores[0].records == 0
+        assert all(blocks.cached == 0 for blocks in reader.core.stats().blocks)
+        found = answers(reader.core, reference.turns("again"), 6)
+        assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+        reader.core.close()
 
 
 @few(3)

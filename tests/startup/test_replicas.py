@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.assembly.plan import EnginePlan
 from engine.assembly.threads import cores_of
-from engine.contracts.config import FleetSettings, ParallelismConfig
+from engine.contracts.config import FleetSettings, ParallelismConfig, SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.startup.replicas import VISIBLE, device_of, devices_of, engine_id, with_memory
 
@@ -45,3 +45,9 @@ def test_engines_on_a_cpu_share_its_cores_and_the_memory_that_was_free_before_th
     assert with_memory(alone).memory_bytes is None and plan.memory_bytes
     assert plan.memory_bytes <= 2**30
     assert EnginePlan.from_json(plan.to_json()).memory_bytes == plan.memory_bytes
+
+
+def test_records_that_outlive_an_engine_are_none_of_the_memory_it_finds_when_it_starts_again() -> None:
+    alone = fleet(1)
+    kept = replace(alone, slots={**alone.slots, "kv_store": (choice("kv_store", SlotConfig()),)})
+    assert with_memory(kept).memory_bytes and with_memory(alone).memory_bytes is None

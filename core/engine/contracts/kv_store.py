@@ -78,7 +78,8 @@ class MemoryStore(KVStore, Protocol):
     """A store whose records are in memory of this machine, in slots of equal size for each group."""
 
     most_bytes: int
-    """Of memory that records may take, known before it is opened: on a CPU it is counted beside weights and KV pool."""
+    """Of memory that records of this engine may take, known before it is opened: on a CPU it is counted beside weights
+    and KV pool."""
 
     def memory(self, group: int) -> memoryview:
         """All slots of a group, one after the other: writable bytes whose length is a multiple of a record's."""
@@ -136,4 +137,32 @@ class StagedStore(KVStore, Protocol):
         """Reads that have ended since the last call: their numbers, and how many records, from the first on, are in
         their buffers, each checked against its id, length and checksum. A missing record ends a read early; it is no
         error."""
+        ...
+
+
+@runtime_checkable
+class OtherEngines(StagedStore, Protocol):
+    """Records in the memory of other engines, which are copied to that of this one: whole, as they were written, or
+    missed. It wants none of this one's (:meth:`StagedStore.put`)."""
+
+    def forgot(self) -> bool:
+        """Whether, since the last call, an engine has cleared its records of which some were read here: what was
+        computed from them may be wrong, too, so the core clears everything."""
+        ...
+
+
+@runtime_checkable
+class SharedStore(MemoryStore, Protocol):
+    """A store whose memory outlives its engine, and whose records the other engines of a server read, too."""
+
+    def share(self, files: Sequence[int], own: int) -> None:
+        """Called before :meth:`KVStore.open` where there is such memory. ``files``: descriptors of files in memory, one
+        for each engine of the server on this machine, empty at first; none ever gets smaller. ``own``: the number of
+        the one that this engine alone writes to. What an earlier engine has left there in the same namespace is found
+        again."""
+        ...
+
+    def others(self) -> OtherEngines | None:
+        """What the other engines have; ``None``: there are none. Called after :meth:`KVStore.open`, and gives the same
+        object each time. The core opens it, and stores nothing here that is there."""
         ...

@@ -179,13 +179,16 @@ def make_server(
     from engine.assembly.bind import bind_api
     from engine.startup.process import ProcessEngineClient
     from engine.startup.replicas import devices_of, engine_id, with_memory
+    from engine.startup.segments import ServerMemory
 
     logs.configure()
     check_headers(plan)
     tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
     plan = with_memory(plan)
-    replicas = range(plan.settings.fleet.replicas)
-    clients = {engine_id(plan, each): ProcessEngineClient(plan, devices_of(plan, each)) for each in replicas}
+    replicas, memory = range(plan.settings.fleet.replicas), ServerMemory(plan)
+    clients = {
+        engine_id(plan, each): ProcessEngineClient(plan, devices_of(plan, each), memory.of(each)) for each in replicas
+    }
     held = parts.router, parts.exporters, tokenizer, finders, GrammarWorker(plan)
     return kind(plan, clients, *held, beside=beside, say=say)

@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, OtherEngines, SharedStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -36,8 +36,16 @@ from engine.loop.staging import Staging
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
 from engine.loop.tiers import StoreMoves, Tiers
-from engine.plugin_guard.calls import contract_error, describe_error
-from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
+from engine.plugin_guard.calls import contract_error, describe_error, name_of, named
+from engine.step.plan import (
+    DeviceBroken,
+    DrafterBroken,
+    RankFailed,
+    RecordMove,
+    StepPlan,
+    StepResult,
+    StepSkipped,
+)
 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
@@ -283,14 +291,29 @@ class EngineCore:
         pool, settings = self._pool, self._settings
         memory, *further = stores
         assert isinstance(memory, MemoryStore)
-        checked = CheckedMemory(memory, num_bytes)
-        staging = Staging(checked, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
-        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store)
+        checked, others = CheckedMemory(memory, num_bytes), None
+        if isinstance(memory, SharedStore) and (found := memory.others()) is not None:
+            others = named(found, name_of(memory), (OtherEngines,))
+        staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
+        staging = Staging(checked, staged, num_bytes, self._clock)
+
+        def store_and_wake(moves: SequenceOf[RecordMove], done: Callable[[bool], None]) -> None:
+            def stored(well: bool) -> None:
+                done(well)
+                self.wake()  # a loop at rest publishes what its last step computed
+
+            store(moves, stored)
+
+        groups, size = settings.groups, settings.block_size
+        pool.tiers = Tiers(names, checked, staging, pool.allocator, groups, size, store_and_wake, others)
 
     def take_stored(self) -> None:
         """See what stores have done."""
-        if self._pool.tiers is not None:
-            self._pool.tiers.poll()
+        tiers = self._pool.tiers
+        if tiers is not None:
+            tiers.poll()
+            if tiers.others is not None and tiers.others.forgot():
+                self._pool.reset_cache()
 
     def rest_s(self) -> float:
         """How long the loop may sleep until it is woken: 0 unless every request that may run waits for records."""

@@ -40,10 +40,9 @@ def drive(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None], ex
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox, send_expert_load):
-            if core.has_work:
-                outputs = core.step()
-                with contextlib.suppress(BrokenPipeError):  # whoever closed its end is seen in the inbox next
-                    send(outputs)
+            outputs = core.step() if core.has_work else StepOutputs((), (), core.stats())
+            with contextlib.suppress(BrokenPipeError):  # whoever closed its end is seen in the inbox next
+                send(outputs)
     except Exception as error:
         cause = _cause(error)
         if cause != "rank_failed":  # that rank has logged it

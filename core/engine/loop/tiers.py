@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import StagedStore
+from engine.contracts.kv_store import OtherEngines, StagedStore
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
@@ -91,7 +91,10 @@ class Tiers:
         groups: Sequence[KVGroup],
         block_size: int,
         store: StoreMoves,
+        others: OtherEngines | None = None,
     ) -> None:
+        """``others``: of the stores of ``staging`` the one with what other engines have in memory."""
+        self.others = others
         self._names = tuple(names)
         self._memory = memory
         self._staging = staging
@@ -131,25 +134,24 @@ class Tiers:
     # What further stores have ------------------------------------------------------------------------------------
 
     def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
-        """Begin to bring what a further store has of a prefix, where that is sooner than to compute it. ``None``:
-        nothing to wait for."""
+        """Begin to bring what the further store that reaches furthest has of a prefix, where that is sooner than to
+        compute it. ``None``: nothing to wait for."""
         if not self._staging.stores or not prefix.keys:
             return None
         reach, size = self.reach(prefix), self._block_size
-        for number, store in enumerate(self._staging.stores):
-            full = self._reach(prefix, partial(self._has_with, store))
-            end = full * size
-            if end - reach < FEWEST_TOKENS:
-                continue
-            ids = [
-                (group.group_id, prefix.keys[at + 1])
-                for at in range(full)
-                for group in self._groups
-                if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
-            ]
-            compute_s = cost.ms(StepWork.chunk(end - reach, reach)) / 1e3 if cost.num_samples else UNKNOWN_S
-            return self._staging.read(number, ids, compute_s)
-        return None
+        reaches = [self._reach(prefix, partial(self._has_with, store)) for store in self._staging.stores]
+        full = max(reaches)
+        end = full * size
+        if end - reach < FEWEST_TOKENS:
+            return None
+        ids = [
+            (group.group_id, prefix.keys[at + 1])
+            for at in range(full)
+            for group in self._groups
+            if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
+        ]
+        compute_s = cost.ms(StepWork.chunk(end - reach, reach)) / 1e3 if cost.num_samples else UNKNOWN_S
+        return self._staging.read(reaches.index(full), ids, compute_s)
 
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
         return self._has(group, key) or self._staging.count(store, [(group, key)]) == 1
@@ -202,7 +204,7 @@ class Tiers:
             own, slots, keys = [], [], []
             for at in range(first, full):
                 key = prefix.keys[at + 1]
-                if not blocks[at] or self._memory.find(group, key) is not None:
+                if not blocks[at] or self._memory.find(group, key) is not None or self._others_have(group, key):
                     continue
                 slot = self._memory.room(group, key)
                 if slot is None:
@@ -213,6 +215,9 @@ class Tiers:
             if own:
                 found.append(Kept(RecordMove(group, tuple(own), tuple(slots)), tuple(keys)))
         return found
+
+    def _others_have(self, group: int, key: bytes) -> bool:
+        return self.others is not None and self._staging.count(self.others, [(group, key)]) == 1
 
     def keep(self, new: Sequence[Kept]) -> None:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
@@ -247,7 +252,8 @@ class Tiers:
     def states(self) -> tuple[StoreState, ...]:
         """Tier by tier."""
         found = []
-        for name, store in zip(self._names, (self._memory.store, *self._staging.stores), strict=True):
+        further = [store for store in self._staging.stores if store is not self.others]
+        for name, store in zip(self._names, (self._memory.store, *further), strict=True):
             usage = store.usage()
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
             found.append(StoreState(name, *counts))

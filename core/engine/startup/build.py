@@ -29,7 +29,8 @@ from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.namespace import passing_namespace
 from engine.startup.rank import Rank, describe_drafting
-from engine.startup.stores import namespace_of, open_stores
+from engine.startup.segments import Segments
+from engine.startup.stores import namespace_of, open_stores, share_memory
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
@@ -58,16 +59,18 @@ def build_engine(
     free: Callable[[DeviceFacts], int] = free_memory,
     on_failure: Callable[[str], None] = lambda why: None,
     described: DescribedModel | None = None,
+    segments: Segments | None = None,
 ) -> Engine:
     """Build everything the plan names: rank 0 in this process, further ranks where its launcher starts them.
 
     ``free`` says how many bytes are free on a device; ``on_failure`` is called, by a thread of its own, if a rank fails
-    later on; ``described``: the plan's model, where it is described already. Raises
-    :class:`~engine.startup.memory.budget.DoesNotFit`, before any weight is read where that can be known, and what
-    plugins raise.
+    later on; ``described``: the plan's model, where it is described already; ``segments``: memory that outlives the
+    engine. Raises :class:`~engine.startup.memory.budget.DoesNotFit`, before any weight is read where that can be known,
+    and what plugins raise.
     """
     rank = Rank(plan, 0, on_progress, free, described=described)
     rank.bind()
+    share_memory(rank.bound, segments)
     if plan.layout.size > 1:
         return _build_ranks(rank, on_progress, on_failure)
     rank.plan_memory()

@@ -1,4 +1,5 @@
 """The engine process: ``python -m engine.startup.child --fd FD --parent PID``. Ends when its parent does.
+``--segments FD,FD --segment NUMBER`` name memory that outlives it (:class:`engine.startup.segments.Segments`).
 
 On another machine than its server's it is started with ``--join HOST:PORT`` instead of ``--fd``: it connects, and says
 first what is installed there. It ends when its connection does, too.
@@ -41,6 +42,7 @@ from engine.startup.engine_process import HEADER
 from engine.startup.kernels import PHASE, begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
+from engine.startup.segments import Segments
 from engine.step.plan import RankFailed
 
 IMPORTS = "import torch"
@@ -91,6 +93,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--join")
     parser.add_argument("--rank", type=int)  # as launchers say it to workers: 0
     parser.add_argument("--parent", type=int)
+    parser.add_argument("--segments")
+    parser.add_argument("--segment", type=int)
     given = parser.parse_args(arguments)
     end_with(given.parent)
     keep_output()
@@ -100,7 +104,8 @@ def main(arguments: list[str]) -> int:
     if given.join is None:
         connection = Connection(socket.socket(fileno=given.fd))
         plan_json = connection.receive()
-        return 1 if plan_json is None else run(connection, lambda: EnginePlan.from_json(plan_json))
+        segments = Segments.of(given.segments, given.segment)
+        return 1 if plan_json is None else run(connection, lambda: EnginePlan.from_json(plan_json), segments=segments)
     from engine.startup.joined import end_soon, join_server
 
     joined = join_server(given.join)
@@ -115,8 +120,10 @@ def run(
     plan_of: Callable[[], EnginePlan],
     host: str = "",
     ended: Callable[[], None] = _do_nothing,
+    segments: Segments | None = None,
 ) -> int:
-    """``host``: see :attr:`engine.loop.messages.EngineInfo.host`; ``ended``: called when the connection ends."""
+    """``host``: see :attr:`engine.loop.messages.EngineInfo.host`; ``ended``: called when the connection ends;
+    ``segments``: memory that outlives this process."""
     inbox = Inbox()
     beats = Beats()
     try:
@@ -133,7 +140,11 @@ def run(
 
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
         engine = build_engine(
-            plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)), described=described
+            plan,
+            connection.send,
+            on_failure=lambda why: inbox.put(DeviceFailed(why)),
+            described=described,
+            segments=segments,
         )
         beats.of, inbox.compile = engine.core.heartbeat, engine.grammars.prepare
         phases = (imported, *engine.info.phases)

@@ -17,6 +17,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.parallelism import SECRET
 from engine.loop.environment import with_defaults
 from engine.loop.messages import FromEngine
+from engine.startup.segments import Segments
 
 HEADER = struct.Struct("<I")
 STACKS_S = 2.0
@@ -51,14 +52,22 @@ class ChildProcess:
     """A child of this process, at the other end of a socket pair that only the two of them hold."""
 
     def __init__(
-        self, module: str, environment: Mapping[str, str], kind: socket.SocketKind, stdin: int = subprocess.DEVNULL
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        kind: socket.SocketKind,
+        stdin: int = subprocess.DEVNULL,
+        segments: Segments | None = None,
     ) -> None:
-        """``module``: run as ``python -m MODULE --fd FD --parent PID``; ``kind``: of the socket pair."""
+        """``module``: run as ``python -m MODULE --fd FD --parent PID``; ``kind``: of the socket pair; ``segments``:
+        what the process inherits, and is told of."""
+        words, files = ((), ()) if segments is None else (segments.words, segments.files)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         with theirs:
+            ends = "--fd", str(theirs.fileno()), "--parent", str(os.getpid())
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", module, *ends, *words],
+                pass_fds=[theirs.fileno(), *files],
                 env=environment,
                 stdin=stdin,
             )
@@ -78,9 +87,11 @@ class ChildProcess:
 class LocalProcess(ChildProcess):
     """The engine process itself. See :class:`EngineProcess`."""
 
-    def __init__(self, plan: EnginePlan, environment: Mapping[str, str], secret: str) -> None:
+    def __init__(
+        self, plan: EnginePlan, environment: Mapping[str, str], secret: str, segments: Segments | None = None
+    ) -> None:
         environment = with_defaults({**os.environ, **environment, SECRET: secret}, plan.device.kind)
-        super().__init__("engine.startup.child", environment, socket.SOCK_STREAM)
+        super().__init__("engine.startup.child", environment, socket.SOCK_STREAM, segments=segments)
         self._plan = plan
 
     async def connect(self, deliver: Callable[[FromEngine], None]) -> socket.socket:

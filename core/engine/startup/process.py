@@ -28,6 +28,7 @@ from engine.loop.messages import (
 from engine.loop.streams import ClientBase
 from engine.startup.engine_process import HEADER, EngineProcess, LocalProcess
 from engine.startup.launched import LaunchedProcess
+from engine.startup.segments import Segments
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a process may take to end by itself. Whoever limits the time of :meth:`ProcessEngineClient.close` must give
@@ -38,11 +39,15 @@ CLOSED = "the engine was closed"
 class ProcessEngineClient(ClientBase):
     """See :class:`engine.loop.client.EngineClient`. May be started again after the engine died."""
 
-    def __init__(self, plan: EnginePlan, environment: Mapping[str, str] | None = None) -> None:
-        """``environment``: variables of the process, beside those of this one, where it is on this machine."""
+    def __init__(
+        self, plan: EnginePlan, environment: Mapping[str, str] | None = None, segments: Segments | None = None
+    ) -> None:
+        """``environment``: variables of the process, beside those of this one, where it is on this machine;
+        ``segments``: memory that outlives the process."""
         super().__init__()
         self._plan = plan
         self._environment = environment or {}
+        self._segments = segments
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._process: EngineProcess | None = None
@@ -71,7 +76,7 @@ class ProcessEngineClient(ClientBase):
     def _begin(self) -> EngineProcess:
         if self._plan.launcher is not None:
             return LaunchedProcess(self._plan)
-        return LocalProcess(self._plan, self._environment, self._secret)
+        return LocalProcess(self._plan, self._environment, self._secret, self._segments)
 
     def send(self, message: ToEngine) -> None:
         self._write(self._encode(message))

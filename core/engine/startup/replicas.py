@@ -13,9 +13,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def with_memory(plan: EnginePlan) -> EnginePlan:
-    """The plan with the memory of each rank, before the first of several engines starts here: one that starts again
-    finds what the others have left, and takes what it had."""
-    if plan.settings.fleet.replicas == 1 or plan.device.kind != "cpu" or plan.launcher is not None:
+    """The plan with the memory of each rank, before the first engine starts here, if others or their records will be
+    there when it starts again: it finds what they have left, and takes what it had."""
+    alone = plan.settings.fleet.replicas == 1 and not plan.slots.get("kv_store")
+    if alone or plan.device.kind != "cpu" or plan.launcher is not None:
         return plan
     from engine.startup.memory.budget import free_memory
 

@@ -12,7 +12,7 @@ from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import FillingAllocator
-from engine.contracts.kv_store import MemoryStore, RecordLayout, StagedStore
+from engine.contracts.kv_store import MemoryStore, RecordLayout, SharedStore, StagedStore
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups, of_rank
 from engine.kv.records import Records
@@ -22,6 +22,7 @@ from engine.ranks.steps import RankedDevice
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.startup.placing import placed
+from engine.startup.segments import Segments
 from engine.step.runner import DeviceQueue, ModelRunner
 
 
@@ -59,6 +60,13 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
         )
 
 
+def share_memory(bound: BoundEngine, segments: Segments | None) -> None:
+    """Have stores keep their records where they outlive this engine. ``segments``: what the server has made."""
+    for store in bound.kv_stores[:1]:
+        if segments is not None and isinstance(store, SharedStore):
+            store.share(segments.files, segments.own)
+
+
 def open_stores(
     plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue | RankedDevice, core: EngineCore
 ) -> None:
@@ -73,6 +81,8 @@ def open_stores(
     layout = RecordLayout(_digest(core.namespace, plan, runner), sizes, _on_all_ranks(plan, bound))
     for store in bound.kv_stores:
         store.open(layout, lambda: core.wake())
+        if isinstance(store, SharedStore) and (others := store.others()) is not None:
+            others.open(layout, lambda: core.wake())
     memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
     assert isinstance(memory, MemoryStore)
     own = [memory.memory(group) for group in range(runner.kv.num_groups)]

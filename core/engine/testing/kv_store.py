@@ -9,15 +9,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from operator import mul
 
 import pytest
 
-from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, SharedStore, StagedStore
 from engine.testing.subject import Subject, Suite, filled
 
 LAYOUT = RecordLayout(sha256(b"the suite").digest(), (4096, 1000))
@@ -36,6 +39,24 @@ def record_of(each: RecordId) -> bytes:
     """What belongs to an id."""
     group, key = each
     return random.Random(key + bytes([group])).randbytes(LAYOUT.num_bytes[group])
+
+
+@contextmanager
+def files_in_memory(count: int) -> Iterator[tuple[int, ...]]:
+    """As a server makes them for its engines."""
+    files = tuple([os.memfd_create(f"segment-{number}") for number in range(count)])
+    try:
+        yield files
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def wait_until(seen: Callable[[], bool], what: str) -> None:
+    ends = time.monotonic() + LONGEST_S
+    while not seen():
+        assert time.monotonic() < ends, what
+        time.sleep(0.001)
 
 
 class KVStoreConformance:
@@ -233,6 +254,123 @@ class KVStoreConformance:
         assert bytes(self.slot_of(store, 0, slots[0])) == record_of(ids[0]), "a held record was changed"
         store.let_go(0, [slots[0]])
         assert self.filled(store, ids[0]) is not None
+
+    # Stores whose memory outlives their engine -------------------------------------------------------------------
+
+    def sharing(self, files: Sequence[int], own: int, layout: RecordLayout = LAYOUT) -> SharedStore:
+        """Of the engine with this number."""
+        store = self.make()
+        if not isinstance(store, SharedStore):
+            pytest.skip("its memory ends with its engine")
+        self.woken = threading.Event()
+        store.share(files, own)
+        store.open(layout, self.woken.set)
+        if (others := store.others()) is not None:
+            others.open(layout, self.woken.set)
+        return store
+
+    def copied(self, store: SharedStore, ids: list[RecordId]) -> int:
+        """How many of these records of other engines were read and published, from the first on."""
+        others = store.others()
+        assert others is not None
+        slots = [store.room(*each) for each in ids]
+        into = [self.slot_of(store, group, slot or 0) for (group, _), slot in zip(ids, slots, strict=True)]
+        job, ended = others.get(ids, into), list[tuple[int, int]]()
+
+        def has_ended() -> bool:
+            ended.extend(others.poll())
+            return bool(ended)
+
+        wait_until(has_ended, "the read did not end")
+        assert [found for found, _ in ended] == [job]
+        for number, ((group, _), slot) in enumerate(zip(ids, slots, strict=True)):
+            assert slot is not None
+            (store.publish if number < ended[0][1] else store.abandon)(group, slot)
+        return ended[0][1]
+
+    def test_an_engine_finds_what_the_one_before_it_left(self) -> None:
+        ids = ids_of(12)
+        with files_in_memory(1) as files:
+            first = self.sharing(files, 0)
+            assert first.others() is None, "there is one engine"
+            for each in ids[:10]:
+                self.filled(first, each)
+            assert first.room(*ids[10]) is not None
+            first.close(LONGEST_S)
+            then = self.sharing(files, 0)
+            assert then.usage().records == 10
+            for each in ids[:10]:
+                slot = then.find(*each)
+                assert slot is not None and bytes(self.slot_of(then, each[0], slot)) == record_of(each)
+            assert then.find(*ids[10]) is None, "it was not whole"
+            assert self.filled(then, ids[11]) is not None
+            then.close(LONGEST_S)
+            other = self.sharing(files, 0, OTHER)
+            assert [other.find(*each) for each in ids] == [None] * 12
+            other.close(LONGEST_S)
+
+    def test_engines_read_what_others_have(self) -> None:
+        ids = ids_of(8)
+        with files_in_memory(2) as files:
+            stranger, reader = self.sharing(files, 0, OTHER), self.sharing(files, 1)
+            others = reader.others()
+            assert others is not None and others is reader.others()
+            for each in ids:
+                self.filled(stranger, each)
+            stranger.close(LONGEST_S)
+            assert others.count(ids) == 0, "another namespace"
+            writer = self.sharing(files, 0)
+            assert others.count(ids) == 0
+            for each in ids:
+                self.filled(writer, each)
+            wait_until(lambda: others.count(ids) == 8, "what another engine has is not counted")
+            assert others.count([*ids[:3], *ids_of(1, "another"), *ids[3:]]) == 3
+            assert [reader.find(*each) for each in ids] == [None] * 8, "found before it was copied"
+            assert self.copied(reader, ids) == 8
+            for each in ids:
+                slot = reader.find(*each)
+                assert slot is not None and bytes(self.slot_of(reader, each[0], slot)) == record_of(each)
+            for store in (writer, reader):
+                store.close(LONGEST_S)
+
+    def test_a_record_that_another_engine_has_changed_is_missed(self) -> None:
+        ids = ids_of(4)
+        with files_in_memory(2) as files:
+            writer, reader = self.sharing(files, 0), self.sharing(files, 1)
+            slots = [self.filled(writer, each) for each in ids]
+            others = reader.others()
+            assert others is not None and slots[2] is not None
+            wait_until(lambda: others.count(ids) == 4, "what another engine has is not counted")
+            self.slot_of(writer, ids[2][0], slots[2])[7] ^= 1
+            assert self.copied(reader, ids) == 2
+            assert reader.find(*ids[2]) is None and reader.usage().faults == 1
+            for store in (writer, reader):
+                store.close(LONGEST_S)
+
+    def test_no_engine_finds_what_another_has_cleared(self) -> None:
+        ids = ids_of(4)
+        with files_in_memory(2) as files:
+            writer, reader = self.sharing(files, 0), self.sharing(files, 1)
+            for each in ids:
+                self.filled(writer, each)
+            others = reader.others()
+            assert others is not None
+            wait_until(lambda: others.count(ids) == 4, "what another engine has is not counted")
+            assert self.copied(reader, ids[:1]) == 1
+            assert not others.forgot()
+            writer.clear()
+            assert [others.count([each]) for each in ids] == [0] * 4
+            assert others.forgot(), "what was computed from them may be wrong"
+            assert not others.forgot(), "said twice"
+            self.filled(writer, ids[1])
+            wait_until(lambda: others.count(ids[1:2]) == 1, "what came after clear() is not counted")
+            reader.clear()
+            others.clear()
+            assert others.count(ids[1:2]) == 0, "what was there when this engine cleared all is counted"
+            writer.clear()
+            writer.close(LONGEST_S)
+            assert self.sharing(files, 0).usage().records == 0, "cleared, and left to the next engine"
+            reader.close(LONGEST_S)
 
 
 def suite_for(subject: Subject) -> Suite:

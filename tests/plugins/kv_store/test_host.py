@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from engine.contracts.config import FleetSettings
 from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
@@ -65,3 +68,9 @@ def test_a_held_record_that_was_forgotten_keeps_its_slot_until_it_is_let_go() ->
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kv_store\.host\.max_bytes=5"):
         HostConfig(max_bytes=5)
+
+
+def test_engines_of_a_server_share_out_what_is_for_all() -> None:
+    context = build_context()
+    both = replace(context, settings=replace(context.settings, fleet=FleetSettings(replicas=2)))
+    assert HostStore(HostConfig(max_bytes=1 << 20), both).most_bytes == 1 << 19

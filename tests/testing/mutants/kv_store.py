@@ -11,6 +11,7 @@ from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
 from engine_plugins.kv_store.host import HostConfig, HostStore
+from engine_plugins.kv_store.segment import Origin, Others, Segment
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 RecordId = tuple[int, bytes]
@@ -132,3 +133,67 @@ class PublishesTheOld(HostStore):
         super().clear()
         for own, before in zip(self._groups, filling, strict=True):
             own.filling = before
+
+
+@mutant(Suite, "test_an_engine_finds_what_the_one_before_it_left")
+class TakesOverNothing(HostStore):
+    """Does not look at what an earlier engine has left."""
+
+    def _take_over(self, segment: Segment) -> None: ...
+
+
+@mutant(Suite, "test_an_engine_finds_what_the_one_before_it_left")
+class LeavesWhatIsOverwritten(HostStore):
+    """Leaves the header of a slot that is given out."""
+
+    def room(self, group: int, key: bytes) -> int | None:
+        segment, self._segment = self._segment, None
+        slot = super().room(group, key)
+        self._segment = segment
+        if slot is not None and segment is not None:
+            segment.publish(group, slot, key)
+        return slot
+
+
+class Trusting(Others):
+    def _copy(self, each: RecordId, buffer: memoryview) -> Origin | None:
+        if (found := self._find(each)) is None:
+            return None
+        number, mapped, slot = found
+        buffer[:] = mapped.record(slot)
+        return number, mapped.epoch
+
+
+@mutant(Suite, "test_a_record_that_another_engine_has_changed_is_missed")
+class ChecksNoCopy(HostStore):
+    """Takes what another engine has as it comes."""
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        super().open(layout, wake)
+        if self._others is not None:
+            self._others.__class__ = Trusting
+
+
+@mutant(Suite, "test_no_engine_finds_what_another_has_cleared")
+class ClearsForItself(HostStore):
+    """Forgets its records, and leaves them to others."""
+
+    def clear(self) -> None:
+        segment, self._segment = self._segment, None
+        super().clear()
+        self._segment = segment
+
+
+class Silent(Others):
+    def forgot(self) -> bool:
+        return False
+
+
+@mutant(Suite, "test_no_engine_finds_what_another_has_cleared")
+class SaysNothingOfWhatOthersForgot(HostStore):
+    """Leaves what was computed from records that another engine has cleared."""
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        super().open(layout, wake)
+        if self._others is not None:
+            self._others.__class__ = Silent
