@@ -164,6 +164,9 @@ OF_STORES = {
 
 
 def _of_stores(stores: Sequence[StoreState]) -> dict[Metric, Mapping[str, float]]:
-    values = {metric: {store.name: getattr(store, name) for store in stores} for metric, name in OF_STORES.items()}
+    values: dict[Metric, Mapping[str, float]] = {
+        metric: {store.name: getattr(store, name) for store in stores} for metric, name in OF_STORES.items()
+    }
     reasons = stores[0].skipped if stores else ()
-    return values | {gauges.STORE_SKIPPED: {name: sum(store.skipped[name] for store in stores) for name in reasons}}
+    values[gauges.STORE_SKIPPED] = {name: sum(store.skipped[name] for store in stores) for name in reasons}
+    return values

@@ -160,8 +160,8 @@ def about_of(data: bytes) -> About:
         found = msgspec.json.decode(data, type=About)
     except (msgspec.DecodeError, ValueError):
         return About()
-    words = [_printable(word) for word in (found.model, found.dtype, found.device)]
-    return About(*words, found.block_size, found.record_bytes)
+    model, dtype, device = (_printable(word) for word in (found.model, found.dtype, found.device))
+    return About(model, dtype, device, found.block_size, found.record_bytes)
 
 
 def _printable(text: str) -> str:

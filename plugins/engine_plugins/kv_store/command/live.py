@@ -79,9 +79,10 @@ async def report(engine: LiveEngine, name: str | None) -> Report:
     except (KeyError, msgspec.ValidationError) as error:
         raise LiveError(f"{engine.url}/engine/stats has no stores as expected of this version: {error}") from error
     info = plan.get("engine") or {}
-    tokens = [counted.get(metric.name, 0) for metric in (declared.PREFIX_CACHE_QUERIES, declared.PREFIX_CACHE_HITS)]
+    asked, found = (counted.get(each.name, 0) for each in (declared.PREFIX_CACHE_QUERIES, declared.PREFIX_CACHE_HITS))
     kv_bytes = int(info.get("kv_bytes", 0))
-    return Report(stats["engine"], *tokens, stores, kv_bytes, verdict(stores), bound(stores, kv_bytes), skips(stores))
+    said = verdict(stores), bound(stores, kv_bytes), skips(stores)
+    return Report(stats["engine"], asked, found, stores, kv_bytes, *said)
 
 
 def verdict(stores: Sequence[Store]) -> str:
