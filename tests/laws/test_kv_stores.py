@@ -70,10 +70,12 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
 def test_another_engine_reads_them_from_the_disk(references: References, name: str, tmp_path: Path) -> None:
     reference = references(name)
     disk = (*HOST, "kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "kv_store.disk.max_bytes=67108864")
-    first = start(reference, *disk).core
-    answers(first, reference.requests("first"), 6)
-    first.close()
-    again = start(reference, *disk).core
+    engine = start(reference, *disk)
+    answers(engine.core, reference.requests("first"), 6)
+    engine.core.close()
+    other = start(reference, *disk)
+    assert other.info.namespace == engine.info.namespace != ""
+    again = other.core
     found, loaded = loaded_by(again, reference.turns("then"))
     assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]

@@ -38,8 +38,6 @@ RecordId = tuple[int, bytes]
 class Read:
     """Records that a request waits for. They are held until it is over."""
 
-    store: int
-    """Its number, of those behind the first."""
     ids: Sequence[RecordId]
     slots: Sequence[int]
     num_bytes: int
@@ -50,6 +48,8 @@ class Read:
     """Nobody waits for it any more."""
     held: list[tuple[int, int]] = field(default_factory=list)
     """Group and slot."""
+    store: int = 0
+    """Its number, of those behind the first."""
     ended_s: float = 0.0
     """When it was done, or nobody waited for it any more."""
     first: int = 0
@@ -69,6 +69,7 @@ class Read:
 class Tally:
     """What became of a store's records so far."""
 
+    name: str = ""
     loads: int = 0
     """Requests with tokens from it."""
     loaded_tokens: int = 0
@@ -142,7 +143,7 @@ class Staging:
             tally.skipped["no_room"] += 1
             return None
         now = self._clock()
-        read = Read(number, ids, slots, num_bytes, now, now + expected_s + LATEST * compute_s)
+        read = Read(ids, slots, num_bytes, now, now + expected_s + LATEST * compute_s, store=number)
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )

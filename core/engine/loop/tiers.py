@@ -63,7 +63,6 @@ class Tiers:
         block_size: int,
         store: StoreMoves,
     ) -> None:
-        self._names = tuple(names)
         self._memory = memory
         self._staging = staging
         self._allocator = allocator
@@ -71,8 +70,10 @@ class Tiers:
         self._block_size = block_size
         self._store = store
         self._stored: SimpleQueue[tuple[Sequence[Kept], bool]] = SimpleQueue()
-        self._own = Tally()
+        self._own = Tally(names[0])
         """Of memory."""
+        for tally, name in zip(staging.tallies, names[1:], strict=True):
+            tally.name = name
         self._cost: StepCost | None = None
         """As it was when a request was looked at last."""
 
@@ -137,26 +138,26 @@ class Tiers:
     def give_up(self, read: Read, loaded: Mapping[str, int]) -> StagedTokens:
         """Nobody waits for it any more. ``loaded``: tokens that its request has from records, by store."""
         self._staging.give_up(read)
-        name, tally = self._names[1 + read.store], self._staging.tallies[read.store]
-        tokens, waited_ms = loaded.get(name, 0), read.waited_ms
+        tally = self._staging.tallies[read.store]
+        tokens, waited_ms = loaded.get(tally.name, 0), read.waited_ms
         tally.load_s += waited_ms / 1e3
         tally.saved_s += ((read.compute_ms if tokens else 0.0) - waited_ms) / 1e3
-        return StagedTokens(name, tokens, waited_ms, read.compute_ms)
+        return StagedTokens(tally.name, tokens, waited_ms, read.compute_ms)
 
     def sources(self, read: Read | None, found: int, upto: int) -> dict[str, int]:
         """By store: the tokens between these two that a request has from records, ``read`` among them."""
         first = upto if read is None or not read.done else min(max(found, read.first), upto)
-        parts = {self._names[0]: first - found}
+        parts = {self._own.name: first - found}
         if read is not None and upto > first:
-            parts[self._names[1 + read.store]] = upto - first
+            parts[self._staging.tallies[read.store].name] = upto - first
         return {name: tokens for name, tokens in parts.items() if tokens}
 
     def count(self, loaded: Mapping[str, int], found: int) -> None:
         """A request was admitted with these tokens from records, by store, after ``found`` others."""
-        for name, tally in zip(self._names, (self._own, *self._staging.tallies), strict=True):
-            tally.loads += name in loaded
-            tally.loaded_tokens += loaded.get(name, 0)
-        own = loaded.get(self._names[0], 0)
+        for tally in (self._own, *self._staging.tallies):
+            tally.loads += tally.name in loaded
+            tally.loaded_tokens += loaded.get(tally.name, 0)
+        own = loaded.get(self._own.name, 0)
         if own and self._cost is not None and self._cost.num_samples:
             self._own.saved_s += self._cost.ms(StepWork.chunk(own, found)) / 1e3
 
@@ -257,12 +258,12 @@ class Tiers:
         """Tier by tier."""
         found = []
         stores, tallies = (self._memory.store, *self._staging.stores), (self._own, *self._staging.tallies)
-        for name, store, tally in zip(self._names, stores, tallies, strict=True):
+        for store, tally in zip(stores, tallies, strict=True):
             usage = store.usage()
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
             became = tally.loads, tally.loaded_tokens, tally.loaded_bytes, tally.stored_bytes
             times = round(tally.load_s, 6), round(tally.saved_s, 6)
-            found.append(StoreState(name, *counts, *became, *times, dict(tally.skipped)))
+            found.append(StoreState(tally.name, *counts, *became, *times, dict(tally.skipped)))
         return tuple(found)
 
     def close(self, deadline_s: float) -> None:

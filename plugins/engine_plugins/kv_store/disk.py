@@ -30,15 +30,14 @@ from engine_plugins.kv_store.record_files import (
     NAMESPACE,
     UNFINISHED,
     About,
-    RecordId,
     file_of,
-    header_of,
     id_of,
     read_file,
     record_files,
     write_about,
     write_file,
 )
+from engine_plugins.kv_store.record_header import RecordId, header_of
 
 READERS = 4
 MOST_QUEUED = 256 * 1024**2

@@ -9,17 +9,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-HEADER = struct.Struct("<4sHHIQ12x32s")
-"""Magic, format, group, CRC-32 of the header's other fields and the record, length, and the block's key: 64 bytes."""
-MAGIC, FORMAT = b"EKVR", 1
+from engine_plugins.kv_store.record_header import FORMAT, HEADER, MAGIC, RecordId, header_of
+
 MOST_RECORD = 1 << 30
 """Bytes: no record is longer."""
 UNFINISHED = "new-"
@@ -33,8 +30,6 @@ ABOUT = "namespace.json"
 MOST_ABOUT = 4096
 """Bytes of it."""
 
-RecordId = tuple[int, bytes]
-
 
 class About(msgspec.Struct, frozen=True):
     """What a namespace is of, for people: nothing depends on it."""
@@ -45,12 +40,6 @@ class About(msgspec.Struct, frozen=True):
     block_size: int = 0
     record_bytes: tuple[int, ...] = ()
     """By KV group."""
-
-
-def header_of(each: RecordId, record: memoryview) -> bytes:
-    group, key = each
-    blank = HEADER.pack(MAGIC, FORMAT, group, 0, len(record), key)
-    return HEADER.pack(MAGIC, FORMAT, group, zlib.crc32(record, zlib.crc32(blank)), len(record), key)
 
 
 def file_of(folder: Path, each: RecordId) -> Path:
@@ -107,7 +96,7 @@ def problem_of(whole: bytes, each: RecordId | None = None) -> str:
     """What is wrong with a header and its record; empty: nothing. ``each``: the id that they should have."""
     if len(whole) < HEADER.size:
         return f"it has {len(whole)} bytes, fewer than a header"
-    magic, form, group, _, length, key = HEADER.unpack_from(whole)
+    magic, form, group, _, length, _, key = HEADER.unpack_from(whole)
     if magic != MAGIC:
         return "it does not begin as a record"
     if form != FORMAT:

@@ -18,6 +18,7 @@ from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance
 from engine_plugins.kv_store import disk
 from engine_plugins.kv_store.disk import DiskConfig, DiskStore
 from engine_plugins.kv_store.record_files import ABOUT, file_of, read_about
+from engine_plugins.kv_store.record_header import HEADER
 
 
 class Suite(KVStoreConformance):
@@ -69,7 +70,7 @@ def test_two_stores_on_one_folder_find_what_the_other_has_written(suite: Suite) 
 
 def flipped(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    data[100] ^= 1
+    data[HEADER.size + 36] ^= 1
     file.write_bytes(data)
 
 
@@ -190,6 +191,14 @@ def test_records_are_written_at_their_second_use_where_that_is_asked(suite: Suit
     assert num_found(store, ids) == 6
     with pytest.raises(ValueError, match=r"kv_store\.disk\.writes=some: expected one of all, used"):
         DiskConfig(writes="some")
+
+
+def test_what_was_offered_is_remembered_for_so_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "MOST_SEEN", 100)
+    seen, ids = disk.Seen(), ids_of(400)
+    assert sum(seen.again(*each) for each in ids) <= 1, "not offered before"
+    assert all(seen.again(*each) for each in ids[-100:])
+    assert not any(seen.again(*each) for each in ids[:100])
 
 
 def test_a_budget_bounds_what_is_written(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

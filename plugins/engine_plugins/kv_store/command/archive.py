@@ -23,9 +23,6 @@ import msgspec
 from engine.native.folder import unusable
 from engine_plugins.kv_store.command.folder import FolderError
 from engine_plugins.kv_store.record_files import (
-    FORMAT,
-    HEADER,
-    MAGIC,
     MOST_ABOUT,
     MOST_RECORD,
     UNFINISHED,
@@ -40,6 +37,7 @@ from engine_plugins.kv_store.record_files import (
     write_about,
     write_file,
 )
+from engine_plugins.kv_store.record_header import FORMAT, HEADER, MAGIC
 
 FIRST = struct.Struct("<4sH10x")
 ARCHIVE, DESCRIBED, END = b"EKVA", b"EKVN", b"EKVE"
@@ -68,7 +66,7 @@ def export(root: Path, names: Sequence[str], target: Path) -> tuple[int, int]:
                     continue
                 with suppress(FileNotFoundError):
                     counts[_put_record(stream, file)] += 1
-            stream.write(bytes(SPACE) + HEADER.pack(END, FORMAT, 0, 0, counts[True], bytes(SPACE)))
+            stream.write(bytes(SPACE) + HEADER.pack(END, FORMAT, 0, 0, counts[True], b"", bytes(SPACE)))
         os.rename(new, target)
     finally:
         new.unlink(missing_ok=True)
@@ -85,7 +83,7 @@ def _put_record(stream: BinaryIO, file: Path) -> bool:
 
 
 def _put(stream: BinaryIO, name: str, kind: bytes, data: bytes) -> None:
-    stream.write(bytes.fromhex(name) + HEADER.pack(kind, FORMAT, 0, 0, len(data), bytes(SPACE)) + data)
+    stream.write(bytes.fromhex(name) + HEADER.pack(kind, FORMAT, 0, 0, len(data), b"", bytes(SPACE)) + data)
 
 
 def _encoded(about: About) -> bytes:
@@ -147,7 +145,7 @@ def _entries(stream: BinaryIO) -> Iterator[tuple[str, bytes, bytes]]:
         if len(before) < SPACE + HEADER.size:
             raise _Broken(f"it ends at byte {at}, before its last entry")
         space, header = before[:SPACE], before[SPACE:]
-        kind, _, _, _, length, _ = HEADER.unpack(header)
+        kind, _, _, _, length, _, _ = HEADER.unpack(header)
         if kind == END:
             return
         if kind not in (MAGIC, DESCRIBED):
@@ -206,7 +204,7 @@ class _Folder:
             write_about(folder, self._described[folder.name], self._new(folder.name))
 
     def _file(self, name: str, header: bytes) -> Path:
-        _, _, group, _, _, key = HEADER.unpack(header)
+        _, _, group, _, _, _, key = HEADER.unpack(header)
         return file_of(self._root / name, (group, key))
 
     def _new(self, name: str) -> Path:

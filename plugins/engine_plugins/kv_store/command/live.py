@@ -107,7 +107,10 @@ def bound(stores: Sequence[Store], kv_bytes: int) -> str:
     memory = stores[0]
     for store in stores:
         if store.faults:
-            return f"{store.name} had {store.faults:,} faults: see the server's log; 'engine kv verify' reads all files"
+            return (
+                f"{store.name} had {store.faults:,} faults: records that were gone, as where engines share a folder, "
+                "or damaged ('engine kv verify'), or writes that failed (the server's log)"
+            )
     if memory.most_bytes < kv_bytes:
         return (
             f"{memory.name} ({size(memory.most_bytes)}) is smaller than the KV pool ({size(kv_bytes)}), which adds "
@@ -128,7 +131,7 @@ def skips(stores: Sequence[Store]) -> tuple[str, ...]:
     counts = sum((Counter(store.skipped) for store in stores), Counter[str]())
     memory = stores[0].name if stores else ""
     return tuple(
-        f"{count:,} requests computed what a store had: their tokens {REASONS.get(name, name).format(memory=memory)}"
+        f"{count:,} times tokens were computed that a store had: they {REASONS.get(name, name).format(memory=memory)}"
         for name, count in counts.most_common()
     )
 

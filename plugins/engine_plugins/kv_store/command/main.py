@@ -34,7 +34,7 @@ def run(asked: Asked, flags: argparse.Namespace) -> int:
     except (FolderError, LiveError) as error:
         return _failed(error)
     except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}" if error.filename else error)
+        return _failed(f"{error.filename or asked.file}: {error.strerror}")
     except UnicodeDecodeError as error:
         return _failed(f"{asked.file}: expected UTF-8: {error}")
     except KeyboardInterrupt:

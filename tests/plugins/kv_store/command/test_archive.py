@@ -11,7 +11,8 @@ import pytest
 
 from engine_plugins.kv_store.command import archive, folder
 from engine_plugins.kv_store.command.folder import FolderError
-from engine_plugins.kv_store.record_files import ABOUT, HEADER, About, file_of, header_of, write_about, write_file
+from engine_plugins.kv_store.record_files import ABOUT, About, file_of, write_about, write_file
+from engine_plugins.kv_store.record_header import header_of
 
 SPACES = ["ab" * 32, "cd" * 32]
 
@@ -70,9 +71,6 @@ def test_damaged_records_are_not_exported(tmp_path: Path) -> None:
     files = records(tmp_path / "from", SPACES[0], 4)
     files[1].write_bytes(files[1].read_bytes()[:-1])
     assert archive.export(tmp_path / "from", SPACES[:1], tmp_path / "out.kv") == (3, 1)
-
-
-ENTRY = 32 + HEADER.size
 
 
 @pytest.mark.parametrize(

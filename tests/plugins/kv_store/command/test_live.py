@@ -44,7 +44,7 @@ def test_the_next_bound_is_named_with_what_to_set() -> None:
     assert "smaller than the KV pool" in live.bound(stores(STATE, disk), 4000)
     assert live.bound(stores(STATE, replace(disk, faults=3)), 500).startswith("disk had 3 faults")
     assert live.bound(stores(replace(STATE, num_bytes=1), disk), 500).startswith("none is near")
-    assert {*live.REASONS} == {*SKIPPED} and live.skips(stores(STATE, disk))[0].startswith("4 requests")
+    assert {*live.REASONS} == {*SKIPPED} and live.skips(stores(STATE, disk))[0].startswith("4 times")
     assert live.verdict(()) and live.bound((), 1) == "" and live.skips(()) == ()
 
 

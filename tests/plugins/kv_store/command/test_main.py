@@ -1,5 +1,5 @@
-"""``engine kv`` on a folder: :mod:`engine_plugins.kv_store.command.command`, :mod:`engine_plugins.kv_store.command.words`,
-:mod:`engine_plugins.kv_store.command.folder`."""
+"""``engine kv`` on a folder: :mod:`engine_plugins.kv_store.command.command`,
+:mod:`engine_plugins.kv_store.command.words` and :mod:`engine_plugins.kv_store.command.folder`."""
 
 from __future__ import annotations
 
