@@ -17,7 +17,7 @@ import msgspec
 
 from engine_plugins.kv_store.record_header import FORMAT, HEADER, MAGIC, RecordId, header_of
 
-MOST_RECORD = 1 << 30
+MOST_RECORD = 1 << 28
 """Bytes: no record is longer."""
 UNFINISHED = "new-"
 """Beginning of the name of a file that is being written, before its store and a number."""
@@ -84,9 +84,9 @@ def read_whole(file: Path, each: RecordId) -> bytes:
     descriptor = _open(file)
     with open(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
-        whole = stream.read(HEADER.size + MOST_RECORD + 1)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > HEADER.size + MOST_RECORD:
+            raise ValueError(f"it has {status.st_size} bytes, more than any record, or is no regular file")
+        whole = stream.read(HEADER.size + MOST_RECORD)
     if problem := problem_of(whole, each):
         raise ValueError(problem)
     return whole

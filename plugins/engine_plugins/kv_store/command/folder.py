@@ -109,7 +109,8 @@ def clear(root: Path, name: str) -> list[Path]:
     for below in [*folder.iterdir(), folder]:
         with suppress(OSError):
             below.rmdir()
-    return sorted(below for below in folder.rglob("*") if not below.is_dir()) if folder.exists() else []
+    left = folder.rglob("*") if folder.exists() else ()
+    return sorted(below for below in left if below.is_symlink() or not below.is_dir())
 
 
 def used_within(root: Path, seconds: Sequence[float]) -> list[int]:
