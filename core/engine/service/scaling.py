@@ -141,9 +141,10 @@ def engine_readings(engine: EngineHandle, desired: int | None = None) -> list[Re
         gauges.EXPECTED_TTFT: {name: each.expected_ttft_p95_s for name, each in classes.items()},
         gauges.OBSERVED_TTFT: {name: each.observed_ttft_p95_s for name, each in classes.items()},
     }
+    if stores := engine.client.stats.stores:
+        values.update(_of_stores(stores))
     if desired is not None:
         values[gauges.DESIRED] = desired
-    values.update(_of_stores(engine.client.stats.stores))
     return gauges.readings(values, engine.id)
 
 
@@ -167,6 +168,6 @@ def _of_stores(stores: Sequence[StoreState]) -> dict[Metric, Mapping[str, float]
     values: dict[Metric, Mapping[str, float]] = {
         metric: {store.name: getattr(store, name) for store in stores} for metric, name in OF_STORES.items()
     }
-    reasons = stores[0].skipped if stores else ()
-    values[gauges.STORE_SKIPPED] = {name: sum(store.skipped[name] for store in stores) for name in reasons}
+    skipped = {name: sum(store.skipped[name] for store in stores) for name in stores[0].skipped}
+    values[gauges.STORE_SKIPPED] = skipped
     return values

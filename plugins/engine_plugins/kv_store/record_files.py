@@ -147,7 +147,7 @@ def about_of(data: bytes) -> About:
     """Of anything that should be one."""
     try:
         found = msgspec.json.decode(data, type=About)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return About()
     model, dtype, device = (_printable(word) for word in (found.model, found.dtype, found.device))
     return About(model, dtype, device, found.block_size, found.record_bytes)

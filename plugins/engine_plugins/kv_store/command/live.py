@@ -149,7 +149,7 @@ def prompts(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         try:
             found = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise FolderError(f"{file}:{number}: expected a prompt, or JSON: {error}") from error
         if isinstance(found, list):
             found = {"messages": found}
