@@ -454,6 +454,8 @@ WALL_CLOCK = {
     "plugins/engine_plugins/exporter/webhook.py",  # when an alert began
     "plugins/engine_plugins/exporter/trace.py",  # when a part of a trace began
     "core/engine/kernels/disk_cache.py",  # ages of files
+    "plugins/engine_plugins/kv_store/command/archive.py",  # ages of files
+    "plugins/engine_plugins/kv_store/command/folder.py",  # ages of files
     "plugins/engine_plugins/kv_store/disk.py",  # ages of files
 }
 """What asks for the time of day, and what for. Whatever takes its time is measured by a clock that never jumps."""

@@ -41,8 +41,8 @@ class SlowStore:
     def close(self, deadline_s: float) -> None:
         raise AssertionError("nothing is closed here")
 
-    def count(self, ids: Sequence[tuple[int, bytes]]) -> int:
-        return len(ids)
+    def has(self, group: int, key: bytes) -> bool:
+        return True
 
     def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
         self.puts += [done] * self.wanted
@@ -187,6 +187,36 @@ def test_a_record_that_no_store_wants_is_not_held() -> None:
     assert house.memory.find(*IDS[0]) is None
 
 
+def test_what_a_store_did_not_want_is_offered_once_more_when_it_is_used() -> None:
+    house, key = House(), IDS[0][1]
+    slot = house.memory.room(*IDS[0])
+    assert slot is not None
+    house.memory.publish(0, slot)
+    house.store.wanted = False
+    house.staging.write(*IDS[0], slot)
+    house.store.wanted = True
+    house.staging.use(0, [bytes(32), key])
+    assert len(house.store.puts) == 1 and house.staging.tallies[0].stored_bytes == SIZE
+    house.staging.use(0, [key])
+    assert len(house.store.puts) == 1, "it has it"
+
+
+def test_requests_that_compute_what_a_store_has_are_counted_by_reason() -> None:
+    house = House()
+    house.read(compute_s=0.9 * EXPECTED_S)
+    late, short = house.read(), house.read()
+    assert late is not None and short is not None
+    house.ends(1, 3)
+    house.now += 100.0
+    house.staging.give_up(late)
+    house.staging.give_up(late)
+    house.ends(0, len(IDS))
+    house.staging.give_up(short)
+    skipped = house.staging.tallies[0].skipped
+    assert {reason: count for reason, count in skipped.items() if count} == {"slower": 1, "late": 1, "incomplete": 1}
+    assert house.staging.tallies[0].loaded_bytes == (len(IDS) + 3) * SIZE and late.waited_ms == 100_000.0
+
+
 def test_what_is_being_written_leaves_room_for_the_rest() -> None:
     """A store that never ends what it writes."""
     house = House()
@@ -234,12 +264,12 @@ def test_a_read_without_a_number_of_its_own_is_reported(job: Any) -> None:
         house.read(compute_s=100.0)
 
 
-@pytest.mark.parametrize("found", [9, -1, None, True])
-def test_a_count_that_cannot_be_is_reported(found: Any) -> None:
+@pytest.mark.parametrize("found", [1, None])
+def test_a_store_that_does_not_say_whether_it_has_a_record_is_reported(found: Any) -> None:
     house = House()
-    house.store.count = lambda ids: found  # type: ignore[method-assign]
-    with pytest.raises(PluginError, match=r"SlowStore: count\(\) returned .*, expected 0 to 8 records"):
-        house.staging.count(house.store, IDS)
+    house.store.has = lambda group, key: found  # type: ignore[method-assign]
+    with pytest.raises(PluginError, match=r"SlowStore: has\(\) returned .*, expected True or False"):
+        house.staging.has(house.store, *IDS[0])
 
 
 def test_a_write_that_ends_twice_is_reported() -> None:

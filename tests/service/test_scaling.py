@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from engine.contracts.config import SloClass, SloSettings
 from engine.contracts.events import FirstTokenEvent, RejectedEvent
 from engine.contracts.router import ToEngine
 from engine.contracts.step_cost import StepCost
 from engine.counters import fleet as gauges
-from engine.loop.messages import EngineStats, GroupBlocks
+from engine.loop.messages import EngineStats, GroupBlocks, StoreState
 from engine.loop.step_errors import StepCostReport
 from engine.service.engines import EngineHandle
 from engine.service.first_byte import FEWEST
@@ -41,6 +43,17 @@ async def test_each_state_of_an_engine_has_one_name() -> None:
     d.supervisor.state = "failed"
     assert [condition(engine) for engine in engines.values()] == ["ready", "draining", "stopped", "down"]
     assert [engine.pid for engine in engines.values()] == [1, 1, None, None]
+
+
+@in_loop
+async def test_each_store_is_a_series_of_its_figures() -> None:
+    fleet = Fleet("a")
+    host = StoreState("host", 3, 100, 400, 1, 0, loaded_tokens=64, saved_s=-0.5, skipped={"late": 2, "busy": 0})
+    fleet.clients["a"].stats = EngineStats(stores=(host, replace(host, name="disk", records=5)))
+    found = {reading.name: reading.values for reading in engine_readings(fleet.engines["a"])}
+    assert found[gauges.STORE_RECORDS.name] == {"host": 3.0, "disk": 5.0}
+    assert found[gauges.STORE_SAVED_SECONDS.name] == {"host": -0.5, "disk": -0.5}
+    assert found[gauges.STORE_SKIPPED.name] == {"late": 4.0, "busy": 0.0}
 
 
 @in_loop

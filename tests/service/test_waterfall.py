@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.contracts.events import AdmittedEvent, Chunk, PreemptedEvent, RequestEvent, StepEvent
+from engine.contracts.request import StagedTokens
 from engine.service.chrome_trace import PID, STEPS_TRACK, chrome_trace
 from engine.service.trace_context import valid_traceparent
 from engine.service.waterfall import Waterfall, Waterfalls
@@ -53,6 +54,21 @@ def one(*events: Any, name: str = "mine-0") -> Waterfall:
     waterfalls.add([*STEPS, *events])
     (found,) = waterfalls.find(name)
     return found
+
+
+@pytest.mark.parametrize(
+    ("staged", "said"),
+    [
+        (StagedTokens("disk", 3072, 41.2, 1690.0), "staged 3,072 tokens from disk in 41 ms, recompute 1,690"),
+        (StagedTokens("disk", 3072, 41.2, 0.0), "staged 3,072 tokens from disk in 41 ms"),
+        (StagedTokens("peer", 0, 845.0, 1690.0), "waited 845 ms for peer in vain"),
+    ],
+)
+def test_a_queue_says_what_waiting_for_records_came_to(staged: StagedTokens, said: str) -> None:
+    queued = msgspec.structs.replace(request(queue_ms=60.0, e2e_ms=125.0), staged=staged, loaded={"disk": 3072})
+    shown = one(queued).plain()
+    (queue,) = [span for span in shown["spans"] if span["name"] == "queue"]
+    assert queue["staged"]["said"] == said and said in shown["cause"] and shown["loaded"] == {"disk": 3072}
 
 
 def test_spans_follow_each_other_and_add_up_to_the_whole() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.contracts.request import FinishReason
+from engine.contracts.request import FinishReason, StagedTokens
 from engine.contracts.router import AnswerTally
 
 DEFAULT_ENGINE = "default"
@@ -214,6 +214,10 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """That of its class."""
     expected_ttft_ms: float = 0.0
     """What ``ttft_ms`` was expected to be when the sequence was sent to ``engine``; 0: too little was known."""
+    loaded: dict[str, int] = {}
+    """Of ``cached_tokens``: from KV stores, by name."""
+    staged: StagedTokens | None = None
+    """Records that it waited for, as a part of ``queue_ms``."""
 
 
 class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):

@@ -119,14 +119,14 @@ class MemoryStore(KVStore, Protocol):
 class StagedStore(KVStore, Protocol):
     """A store whose records take time to come: on a disk, on another machine."""
 
-    def count(self, ids: Sequence[tuple[int, bytes]]) -> int:
-        """How many of these records, by group and key, are here, up to the first that is not; from what is known at
-        once."""
+    def has(self, group: int, key: bytes) -> bool:
+        """Whether a record is here, from what is known at once."""
         ...
 
     def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
         """Write a record in the background; the bytes stay as they are until ``done`` was called, from any thread.
-        ``False``: not wanted, or too much is being written; then ``done`` is never called."""
+        ``False``: not wanted, or too much is being written; then ``done`` is never called. A record is offered when it
+        is new, and if it was not wanted then, once more when a later request begins with it."""
         ...
 
     def get(self, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> int:

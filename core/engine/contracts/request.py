@@ -92,6 +92,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """``(token id, logprob)`` of the most likely tokens, best first."""
 
 
+class StagedTokens(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a sequence waited for: records from a KV store that is not memory."""
+
+    store: str
+    num_tokens: int
+    """Prompt tokens that came of it; 0: they were late, or gone."""
+    ms: float
+    """How long it waited, which is part of its time in the queue."""
+    compute_ms: float
+    """What computing them would have taken by the measured cost of steps; 0: not known."""
+
+
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a sequence's time went inside the engine process. Milliseconds from one monotonic clock.
 
@@ -108,8 +120,9 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """First output token until the last."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values came from the prefix cache."""
-    loaded_tokens: int = 0
-    """Of these: from a KV store."""
+    loaded: dict[str, int] = {}
+    """Of these: from KV stores, by name."""
+    staged: StagedTokens | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
@@ -119,6 +132,11 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Those of them in which drafts were verified."""
     draft_ms: float = 0.0
     """Of ``decode_ms``: time in the drafter, which all requests of a step wait for together."""
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Of ``cached_tokens``: from all KV stores."""
+        return sum(self.loaded.values())
 
 
 class TokensOut(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,6 +29,26 @@ EXPECTED_TTFT = Metric(
 OBSERVED_TTFT = Metric(
     "gauge", "engine_observed_ttft_p95_seconds", "s", "P95 of TTFT as observed, last five minutes.", "class"
 )
+STORE_RECORDS = Metric("gauge", "engine_kv_store_records", "records", "Records that a KV store has.", "store")
+STORE_BYTES = Metric("gauge", "engine_kv_store_bytes", "bytes", "What they take.", "store")
+STORE_BOUND = Metric("gauge", "engine_kv_store_bound_bytes", "bytes", "What they may take.", "store")
+STORE_EVICTED = Metric("counter", "engine_kv_store_evicted_total", "records", "Records that made way.", "store")
+STORE_FAULTS = Metric(
+    "counter", "engine_kv_store_faults_total", "records", "Records damaged or gone, reads and writes failed.", "store"
+)
+STORE_LOADS = Metric("counter", "engine_kv_store_loads_total", "requests", "Requests with tokens from it.", "store")
+STORE_LOADED = Metric("counter", "engine_kv_store_loaded_tokens_total", "tokens", "These tokens.", "store")
+STORE_LOADED_BYTES = Metric("counter", "engine_kv_store_loaded_bytes_total", "bytes", "Bytes read for them.", "store")
+STORE_STORED_BYTES = Metric("counter", "engine_kv_store_stored_bytes_total", "bytes", "Bytes that it took.", "store")
+STORE_LOAD_SECONDS = Metric(
+    "counter", "engine_kv_store_load_seconds_total", "s", "Time that requests waited for it.", "store"
+)
+STORE_SAVED_SECONDS = Metric(
+    "gauge", "engine_kv_store_saved_seconds", "s", "Computing the loaded tokens, less waiting for them.", "store"
+)
+STORE_SKIPPED = Metric(
+    "counter", "engine_kv_store_skipped_total", "requests", "Requests that computed what a store has.", "reason"
+)
 METRICS = tuple(each for each in tuple(vars().values()) if isinstance(each, Metric))
 STATES = ("starting", "ready", "draining", "stopped", "down")
 

@@ -114,6 +114,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Where there are several. What is said above is then of rank 0."""
     host: str = ""
     """An address of the machine that ``pid`` is on; empty: the server's."""
+    namespace: str = ""
+    """Of its records, in hexadecimal: those of two engines are the same only where it is equal. Empty: it has no KV
+    stores."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -154,6 +157,19 @@ class StoreState(msgspec.Struct, frozen=True):
     evicted: int
     faults: int
     """Records that were damaged, foreign or gone, and reads and writes that failed."""
+    loads: int = 0
+    """Requests that had tokens from it."""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    """Of the first store: copied to the device; of others: read into memory."""
+    stored_bytes: int = 0
+    """Of records that it took."""
+    load_s: float = 0.0
+    """That requests waited for it, in vain as well."""
+    saved_s: float = 0.0
+    """What computing ``loaded_tokens`` would have taken by the measured cost of steps, less ``load_s``."""
+    skipped: dict[str, int] = {}
+    """Requests that computed tokens which it had, by reason: :data:`engine.loop.staging.SKIPPED`."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -352,6 +352,7 @@ class Planner:
             self._pool.withdraw(sequence)
             return False
         self._queues.start(sequence)
+        self._pool.count_hit(sequence)
         now = self._clock()
         sequence.first_step_s = sequence.first_step_s or now
         waited_ms = (now - (sequence.preempted_s or sequence.submitted_s)) * 1e3

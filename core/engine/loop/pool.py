@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from operator import add, sub
 
@@ -14,7 +14,7 @@ from engine.contracts.scheduler import Blocks
 from engine.contracts.step_cost import StepCost
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
-from engine.loop.sequence import Sequence
+from engine.loop.sequence import NOTHING, Sequence
 from engine.loop.tiers import Tiers
 from engine.step.plan import BlockCopy, RecordMove
 
@@ -69,10 +69,11 @@ class Pool:
             sequence.read = self.tiers.stage(self._reusable(sequence, staged=True), cost)
         return sequence.read is not None and sequence.read.waits(now_s)
 
-    def forget_read(self, sequence: Sequence) -> None:
-        """It waits for no records any more."""
+    def forget_read(self, sequence: Sequence, loaded: Mapping[str, int] = NOTHING) -> None:
+        """It waits for no records any more. ``loaded``: tokens that it has from records, by store."""
         if sequence.read is not None and self.tiers is not None:
-            self.tiers.give_up(sequence.read)
+            staged = self.tiers.give_up(sequence.read, loaded)
+            sequence.staged = sequence.staged or staged
         sequence.read = None
 
     def _match(self, prefix: Prefix) -> int:
@@ -101,9 +102,16 @@ class Pool:
         if lease is None:
             return False
         fill = tiers.fill(lease, prefix)
-        self.forget_read(sequence)
-        sequence.admit(heapq.heappop(self._free_rows), lease, fill=fill, loaded=prefix.num_tokens - found)
+        loaded = tiers.sources(sequence.read, found, prefix.num_tokens)
+        self.forget_read(sequence, loaded)
+        sequence.admit(heapq.heappop(self._free_rows), lease, fill=fill, loaded=loaded)
         return True
+
+    def count_hit(self, sequence: Sequence) -> None:
+        """It is admitted: say so to the stores that its prefix is in."""
+        if self.tiers is not None and sequence.keys is not None:
+            self.tiers.count(sequence.loaded, sequence.computed - sum(sequence.loaded.values()))
+            self.tiers.used(sequence.keys.extend(sequence.tokens)[1 : sequence.computed // self.block_size + 1])
 
     def loads(self, sequence: Sequence, plan_id: int, most_bytes: float = math.inf) -> tuple[RecordMove, ...]:
         """Records that a plan is to fill into the blocks of a sequence, at most of so many bytes. They are held until

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.contracts.kv_allocator import Lease
-from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
+from engine.contracts.request import EngineRequest, StagedTokens, Timings, TokenLogprobs
 from engine.kv.block_keys import BlockKeys
 from engine.loop.forcing import Forcing
 from engine.loop.staging import Read
 from engine.loop.tiers import Fill
 from engine.step.plan import Admit, BlockCopy, NewBlocks, RowResult, StepRow
+
+NOTHING: Mapping[str, int] = {}
 
 
 class Status(enum.Enum):
@@ -51,8 +54,10 @@ class Sequence:
     """Records that are on their way while it waits."""
     looked: bool = False
     """Records were looked for since it began to wait."""
-    loaded: int = 0
-    """Tokens of its prefix that were found in records and not in blocks, at its last admission."""
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Tokens of its prefix that were found in records and not in blocks, at its last admission, by store."""
+    staged: StagedTokens | None = None
+    """What became of the first records that it waited for."""
     blocks_sent: list[int] = field(default_factory=list)
     """By KV group: blocks of the lease that the device's block table already has."""
     is_on_device: bool = False
@@ -87,7 +92,7 @@ class Sequence:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     num_cached: int = 0
-    num_loaded: int = 0
+    num_loaded: dict[str, int] = field(default_factory=dict)
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
@@ -135,12 +140,17 @@ class Sequence:
     # Changes, in the order of a life ------------------------------------------------------------------------------
 
     def admit(
-        self, row_id: int, lease: Lease, copies: tuple[BlockCopy, ...] = (), fill: Fill | None = None, loaded: int = 0
+        self,
+        row_id: int,
+        lease: Lease,
+        copies: tuple[BlockCopy, ...] = (),
+        fill: Fill | None = None,
+        loaded: Mapping[str, int] = NOTHING,
     ) -> None:
         """Take a row and blocks, of which the first may hold a cached prefix, the last of it once ``copies`` are
-        made, and ``loaded`` tokens of it once ``fill`` is."""
+        made, and ``loaded`` tokens of it, by store, once ``fill`` is."""
         self.row_id, self.lease, self.copies = row_id, lease, copies
-        self.fill, self.loaded = fill, loaded
+        self.fill, self.loaded = fill, dict(loaded)
         self.drafter_synced = True
         self.scheduled = self.computed = lease.num_cached
 
@@ -259,7 +269,8 @@ class Sequence:
             prefill_ms=(first_token - first_step) * 1e3,
             decode_ms=(last_token - first_token) * 1e3,
             cached_tokens=self.num_cached,
-            loaded_tokens=self.num_loaded,
+            loaded=self.num_loaded,
+            staged=self.staged,
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,

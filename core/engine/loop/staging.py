@@ -6,6 +6,7 @@ over, and is then computed as far as they do not reach.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,9 @@ MOST_SHARE = 0.25
 MOST_WRITTEN = 0.5
 """Of memory: what is held at once because it is being written, at most."""
 
+SKIPPED = ("few_tokens", "slower", "busy", "no_room", "late", "incomplete")
+"""Why tokens are computed that a store has: too few; reading takes longer; others are being read; memory is full of
+what is held; they did not come in time; some were gone or damaged."""
 RecordId = tuple[int, bytes]
 
 
@@ -44,9 +48,39 @@ class Read:
     """Nobody waits for it any more."""
     held: list[tuple[int, int]] = field(default_factory=list)
     """Group and slot."""
+    store: int = 0
+    """Its number, of those behind the first."""
+    ended_s: float = 0.0
+    """When it was done, or nobody waited for it any more."""
+    first: int = 0
+    """Tokens of the prefix that were there without it."""
+    compute_ms: float = 0.0
+    """What computing its tokens would take; 0: not known."""
+
+    @property
+    def waited_ms(self) -> float:
+        return (self.ended_s - self.begun_s) * 1e3
 
     def waits(self, now_s: float) -> bool:
         return not (self.done or self.over) and now_s < self.deadline_s
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a store's records so far."""
+
+    name: str = ""
+    loads: int = 0
+    """Requests with tokens from it."""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_s: float = 0.0
+    """That requests waited for it, those of ``skipped`` as well."""
+    saved_s: float = 0.0
+    """What computing ``loaded_tokens`` would have taken, less ``load_s``."""
+    skipped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SKIPPED, 0)))
+    """Requests whose tokens it had and that computed them, by reason."""
 
 
 class Staging:
@@ -74,20 +108,28 @@ class Staging:
         """By number: group and slot of a record that a store is writing."""
         self._bytes_written = 0
         """Of these."""
+        self.tallies = [Tally() for _ in stores]
+        self._declined: list[list[set[int]]] = [[set() for _ in num_bytes] for _ in stores]
+        """By store and group: slots of records that it did not want when they were new."""
         self._written: SimpleQueue[tuple[StagedStore, int]] = SimpleQueue()
 
-    def count(self, store: StagedStore, ids: Sequence[RecordId]) -> int:
-        """As :meth:`StagedStore.count`."""
-        found = store.count(ids)
-        if type(found) is not int or not 0 <= found <= len(ids):
-            raise contract_error(store, "count", f"returned {quote(found)}, expected 0 to {len(ids)} records")
+    def has(self, store: StagedStore, group: int, key: bytes) -> bool:
+        """As :meth:`StagedStore.has`."""
+        found = store.has(group, key)
+        if type(found) is not bool:
+            raise contract_error(store, "has", f"returned {quote(found)}, expected True or False")
         return found
 
     def read(self, number: int, ids: Sequence[RecordId], compute_s: float) -> Read | None:
         """Bring records from a store, if that is sooner than to compute them, which takes ``compute_s``."""
         num_bytes = sum([self.num_bytes[group] for group, _ in ids])
         expected_s = (self._in_flight + num_bytes) / self._rates[number]
-        if expected_s >= compute_s or self._in_flight + num_bytes > self._most_bytes:
+        tally = self.tallies[number]
+        if expected_s >= compute_s:
+            tally.skipped["slower"] += 1
+            return None
+        if self._in_flight + num_bytes > self._most_bytes:
+            tally.skipped["busy"] += 1
             return None
         slots = []
         for group, key in ids:
@@ -98,9 +140,10 @@ class Staging:
         if len(slots) < len(ids):
             for (group, _), slot in zip(ids, slots, strict=False):
                 self._memory.abandon(group, slot)
+            tally.skipped["no_room"] += 1
             return None
         now = self._clock()
-        read = Read(ids, slots, num_bytes, now, now + expected_s + LATEST * compute_s)
+        read = Read(ids, slots, num_bytes, now, now + expected_s + LATEST * compute_s, store=number)
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )
@@ -111,19 +154,39 @@ class Staging:
         return read
 
     def write(self, group: int, key: bytes, slot: int) -> None:
-        """Have every store keep a record that memory has; it is held until they have."""
-        for store in self.stores:
-            if self._bytes_written + self.num_bytes[group] > self._most_written:
-                return
-            number = next(self._numbers)
-            self._memory.hold(group, [slot])
-            self._writes[number] = group, slot
-            self._bytes_written += self.num_bytes[group]
-            wanted = store.put(group, key, self._record(group, slot), partial(self._written.put, (store, number)))
-            if type(wanted) is not bool:
-                raise contract_error(store, "put", f"returned {quote(wanted)}, expected True or False")
-            if not wanted:
-                self._end_write(store, number)
+        """Offer every store a record that memory has from now on."""
+        for number, declined in enumerate(self._declined):
+            declined[group].discard(slot)
+            if not self._offer(number, group, key, slot):
+                declined[group].add(slot)
+
+    def use(self, group: int, keys: Sequence[bytes]) -> None:
+        """A request begins with these records: those that a store did not want when they were new are offered once
+        more."""
+        for number, declined in enumerate(self._declined):
+            for key in keys if declined[group] else ():
+                slot = self._memory.find(group, key)
+                if slot is not None and slot in declined[group]:
+                    declined[group].discard(slot)
+                    self._offer(number, group, key, slot)
+
+    def _offer(self, at: int, group: int, key: bytes, slot: int) -> bool:
+        """Whether a store keeps a record, which is held until it has."""
+        store = self.stores[at]
+        if self._bytes_written + self.num_bytes[group] > self._most_written:
+            return False
+        number = next(self._numbers)
+        self._memory.hold(group, [slot])
+        self._writes[number] = group, slot
+        self._bytes_written += self.num_bytes[group]
+        wanted = store.put(group, key, self._record(group, slot), partial(self._written.put, (store, number)))
+        if type(wanted) is not bool:
+            raise contract_error(store, "put", f"returned {quote(wanted)}, expected True or False")
+        if wanted:
+            self.tallies[at].stored_bytes += self.num_bytes[group]
+        else:
+            self._end_write(store, number)
+        return wanted
 
     def poll(self) -> None:
         """Take in what stores have done."""
@@ -161,6 +224,9 @@ class Staging:
 
     def give_up(self, read: Read) -> None:
         """Nobody waits for it any more."""
+        if not read.over and not read.done:
+            read.ended_s = self._clock()
+            self.tallies[read.store].skipped["late"] += read.ended_s >= read.deadline_s
         read.over = True
         for group, slot in read.held:
             self._memory.let_go(group, [slot])
@@ -168,6 +234,10 @@ class Staging:
 
     def _take(self, number: int, read: Read, good: int) -> None:
         read.done = True
+        read.ended_s = read.ended_s or self._clock()
+        tally = self.tallies[number]
+        tally.skipped["incomplete"] += good < len(read.ids)
+        tally.loaded_bytes += sum([self.num_bytes[group] for group, _ in read.ids[:good]])
         self._in_flight -= read.num_bytes
         for at, ((group, key), slot) in enumerate(zip(read.ids, read.slots, strict=True)):
             if at >= good:

@@ -9,18 +9,19 @@ waits, with no row and no block held.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import OtherEngines, StagedStore
+from engine.contracts.request import StagedTokens
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
 from engine.loop.messages import StoreState
-from engine.loop.staging import Read, Staging
+from engine.loop.staging import Read, Staging, Tally
 from engine.step.plan import RecordMove
 
 StoreMoves = Callable[[Sequence[RecordMove], Callable[[bool], None]], None]
@@ -93,9 +94,8 @@ class Tiers:
         store: StoreMoves,
         others: OtherEngines | None = None,
     ) -> None:
-        """``others``: of the stores of ``staging`` the one with what other engines have in memory."""
+        """``others``: of the stores of ``staging`` the first, if it is what other engines have in memory."""
         self.others = others
-        self._names = tuple(names)
         self._memory = memory
         self._staging = staging
         self._allocator = allocator
@@ -103,6 +103,13 @@ class Tiers:
         self._block_size = block_size
         self._store = store
         self._stored: SimpleQueue[tuple[Sequence[Kept], bool]] = SimpleQueue()
+        self._own = Tally(names[0])
+        """Of memory."""
+        further = names[1:] if others is None else (f"{names[0]} of others", *names[1:])
+        for tally, name in zip(staging.tallies, further, strict=True):
+            tally.name = name
+        self._cost: StepCost | None = None
+        """As it was when a request was looked at last."""
 
     # What is found -----------------------------------------------------------------------------------------------
 
@@ -136,13 +143,15 @@ class Tiers:
     def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
         """Begin to bring what the further store that reaches furthest has of a prefix, where that is sooner than to
         compute it. ``None``: nothing to wait for."""
+        self._cost = cost
         if not self._staging.stores or not prefix.keys:
             return None
         reach, size = self.reach(prefix), self._block_size
         reaches = [self._reach(prefix, partial(self._has_with, store)) for store in self._staging.stores]
         full = max(reaches)
-        end = full * size
+        end, number = full * size, reaches.index(full)
         if end - reach < FEWEST_TOKENS:
+            self._staging.tallies[number].skipped["few_tokens"] += end > reach
             return None
         ids = [
             (group.group_id, prefix.keys[at + 1])
@@ -150,15 +159,45 @@ class Tiers:
             for group in self._groups
             if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
         ]
-        compute_s = cost.ms(StepWork.chunk(end - reach, reach)) / 1e3 if cost.num_samples else UNKNOWN_S
-        return self._staging.read(reaches.index(full), ids, compute_s)
+        compute_ms = cost.ms(StepWork.chunk(end - reach, reach)) if cost.num_samples else 0.0
+        read = self._staging.read(number, ids, compute_ms / 1e3 or UNKNOWN_S)
+        if read is not None:
+            read.first, read.compute_ms = reach, compute_ms
+        return read
 
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
-        return self._has(group, key) or self._staging.count(store, [(group, key)]) == 1
+        return self._has(group, key) or self._staging.has(store, group, key)
 
-    def give_up(self, read: Read) -> None:
-        """Nobody waits for it any more."""
+    def give_up(self, read: Read, loaded: Mapping[str, int]) -> StagedTokens:
+        """Nobody waits for it any more. ``loaded``: tokens that its request has from records, by store."""
         self._staging.give_up(read)
+        tally = self._staging.tallies[read.store]
+        tokens, waited_ms = loaded.get(tally.name, 0), read.waited_ms
+        tally.load_s += waited_ms / 1e3
+        tally.saved_s += ((read.compute_ms if tokens else 0.0) - waited_ms) / 1e3
+        return StagedTokens(tally.name, tokens, waited_ms, read.compute_ms)
+
+    def sources(self, read: Read | None, found: int, upto: int) -> dict[str, int]:
+        """By store: the tokens between these two that a request has from records, ``read`` among them."""
+        first = upto if read is None or not read.done else min(max(found, read.first), upto)
+        parts = {self._own.name: first - found}
+        if read is not None and upto > first:
+            parts[self._staging.tallies[read.store].name] = upto - first
+        return {name: tokens for name, tokens in parts.items() if tokens}
+
+    def count(self, loaded: Mapping[str, int], found: int) -> None:
+        """A request was admitted with these tokens from records, by store, after ``found`` others."""
+        for tally in (self._own, *self._staging.tallies):
+            tally.loads += tally.name in loaded
+            tally.loaded_tokens += loaded.get(tally.name, 0)
+        own = loaded.get(self._own.name, 0)
+        if own and self._cost is not None and self._cost.num_samples:
+            self._own.saved_s += self._cost.ms(StepWork.chunk(own, found)) / 1e3
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """A request begins with these blocks."""
+        for group in self._groups:
+            self._staging.use(group.group_id, keys)
 
     def fill(self, lease: Lease, prefix: Prefix) -> Fill:
         """What is to be copied into the blocks of a lease. Every record of it was found just now."""
@@ -170,6 +209,7 @@ class Tiers:
             self._memory.hold(group, slots)
             self._memory.use(group, slots)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
+            self._own.loaded_bytes += len(slots) * self._staging.num_bytes[group]
 
         return Fill(moves, self._staging.num_bytes, self._let_go)
 
@@ -217,7 +257,7 @@ class Tiers:
         return found
 
     def _others_have(self, group: int, key: bytes) -> bool:
-        return self.others is not None and self._staging.count(self.others, [(group, key)]) == 1
+        return self.others is not None and self._staging.has(self.others, group, key)
 
     def keep(self, new: Sequence[Kept]) -> None:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
@@ -242,6 +282,7 @@ class Tiers:
                 continue
             self._memory.publish(group, slot)
             if self._memory.find(group, key) == slot:
+                self._own.stored_bytes += self._staging.num_bytes[group]
                 self._staging.write(group, key, slot)
 
     def clear(self) -> None:
@@ -252,11 +293,13 @@ class Tiers:
     def states(self) -> tuple[StoreState, ...]:
         """Tier by tier."""
         found = []
-        further = [store for store in self._staging.stores if store is not self.others]
-        for name, store in zip(self._names, (self._memory.store, *further), strict=True):
+        stores, tallies = (self._memory.store, *self._staging.stores), (self._own, *self._staging.tallies)
+        for store, tally in zip(stores, tallies, strict=True):
             usage = store.usage()
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
-            found.append(StoreState(name, *counts))
+            became = tally.loads, tally.loaded_tokens, tally.loaded_bytes, tally.stored_bytes
+            times = round(tally.load_s, 6), round(tally.saved_s, 6)
+            found.append(StoreState(tally.name, *counts, *became, *times, dict(tally.skipped)))
         return tuple(found)
 
     def close(self, deadline_s: float) -> None:

@@ -10,6 +10,7 @@ from engine.contracts.counters import Metric, Reading
 from engine.contracts.percentiles import describe
 from engine.counters import declared
 from engine.counters import fleet as gauges
+from engine.loop.messages import StoreState
 from engine.service.autoscale import Figures
 from engine.service.engines import EngineHandle
 from engine.service.prefill_time import prefill_tokens_per_s
@@ -140,6 +141,33 @@ def engine_readings(engine: EngineHandle, desired: int | None = None) -> list[Re
         gauges.EXPECTED_TTFT: {name: each.expected_ttft_p95_s for name, each in classes.items()},
         gauges.OBSERVED_TTFT: {name: each.observed_ttft_p95_s for name, each in classes.items()},
     }
+    if stores := engine.client.stats.stores:
+        values.update(_of_stores(stores))
     if desired is not None:
         values[gauges.DESIRED] = desired
     return gauges.readings(values, engine.id)
+
+
+OF_STORES = {
+    gauges.STORE_RECORDS: "records",
+    gauges.STORE_BYTES: "num_bytes",
+    gauges.STORE_BOUND: "most_bytes",
+    gauges.STORE_EVICTED: "evicted",
+    gauges.STORE_FAULTS: "faults",
+    gauges.STORE_LOADS: "loads",
+    gauges.STORE_LOADED: "loaded_tokens",
+    gauges.STORE_LOADED_BYTES: "loaded_bytes",
+    gauges.STORE_STORED_BYTES: "stored_bytes",
+    gauges.STORE_LOAD_SECONDS: "load_s",
+    gauges.STORE_SAVED_SECONDS: "saved_s",
+}
+"""Fields of a :class:`~engine.loop.messages.StoreState`."""
+
+
+def _of_stores(stores: Sequence[StoreState]) -> dict[Metric, Mapping[str, float]]:
+    values: dict[Metric, Mapping[str, float]] = {
+        metric: {store.name: getattr(store, name) for store in stores} for metric, name in OF_STORES.items()
+    }
+    skipped = {name: sum(store.skipped[name] for store in stores) for name in stores[0].skipped}
+    values[gauges.STORE_SKIPPED] = skipped
+    return values

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, RequestEvent, StepEvent
-from engine.service.timings import SPANS
+from engine.service.timings import SPANS, staged_summary, staged_words
 
 MAX_REQUESTS = 1024
 MAX_STEPS = 8192
@@ -79,6 +79,7 @@ class Waterfall:
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.cached_tokens,
+            "loaded": request.loaded,
             "output_tokens": request.output_tokens,
             "max_tokens": request.max_tokens,
             "stream": request.parameters.stream if request.parameters is not None else None,
@@ -191,7 +192,7 @@ def build(request: RequestEvent, marks: Marks, steps: Sequence[StepEvent]) -> Wa
         ms = float(getattr(request, f"{name}_ms"))
         if name in ("queue", "prefill", "decode") and ms > 0.0:
             mine = steps_between(steps, began + at_ms / 1e3, began + (at_ms + ms) / 1e3)
-            spans.append(_with_steps(name, at_ms, ms, request.request_id, began, mine, marks))
+            spans.append(_with_steps(name, at_ms, ms, request, began, mine, marks))
         else:
             # What it spent at the engines before the one that served it is of the router's: it had to place it again.
             moved = {"attempts": request.attempts} if name == "route" and request.attempts > 1 else {}
@@ -203,9 +204,10 @@ def build(request: RequestEvent, marks: Marks, steps: Sequence[StepEvent]) -> Wa
 
 
 def _with_steps(
-    name: str, at_ms: float, ms: float, request_id: str, began: float, steps: Sequence[StepEvent], marks: Marks
+    name: str, at_ms: float, ms: float, request: RequestEvent, began: float, steps: Sequence[StepEvent], marks: Marks
 ) -> Span:
     """The span ``queue``, ``prefill`` or ``decode``, and what the engine's steps did meanwhile."""
+    request_id = request.request_id
     detail: dict[str, Any] = {"steps": len(steps)}
     if others := blocked_by(request_id, steps):
         detail["blocked_by"] = others
@@ -213,6 +215,8 @@ def _with_steps(
         detail["waiting"] = max((step.waiting for step in steps), default=0)
         detail["running"] = max((step.running for step in steps), default=0)
         detail["kv_used"] = round(max((step.kv_used for step in steps), default=0.0), 4)
+        if request.staged is not None:
+            detail["staged"] = staged_summary(request.staged)
         return Span(name, at_ms, ms, detail)
     detail["captured_steps"] = sum(step.captured for step in steps)
     detail["gap_ms"] = round(sum(step.gap_ms for step in steps), 3)
@@ -271,6 +275,8 @@ def _cause(request: RequestEvent, spans: Sequence[Span]) -> str:
         said += f", {before} engine{'s' * (before > 1)} had it before {request.engine}"
     if longest.name == "queue":
         said += f", {longest.detail['running']} running"
+        if request.staged is not None:
+            said += f", {staged_words(request.staged)}"
     if others:
         said += f", beside {others['num_tokens']} prompt tokens of {others['request_id']}"
     if request.preemptions:

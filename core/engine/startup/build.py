@@ -123,9 +123,8 @@ def _finish(
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
     check_pool(bound.kv_allocator, rank.groups)
-    core = make_core(
-        plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of, namespace_of(plan, bound)
-    )
+    namespace = namespace_of(plan, bound)
+    core = make_core(plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of, namespace)
     with rank.phase("warm up"):
         try:
             if plan.device.kind == "cuda":
@@ -141,10 +140,10 @@ def _finish(
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
     rank.status.doing = ""
-    return Engine(core, _describe(rank, ranks, notes), bound, rank.model.expert_load, rank.grammars)
+    return Engine(core, _describe(rank, ranks, notes, namespace), bound, rank.model.expert_load, rank.grammars)
 
 
-def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -> EngineInfo:
+def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...], namespace: str) -> EngineInfo:
     model, runner, memory, pool = rank.model, rank.runner, rank.memory, rank.pool
     kv, steps, phases = runner.kv, runner.model.small_steps, rank.phase.done
     return EngineInfo(
@@ -169,6 +168,7 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -
         ),
         notes=(*rank.notes(), *notes),
         ranks=ranks,
+        namespace=namespace,
     )
 
 

@@ -45,6 +45,8 @@ class Store(msgspec.Struct, frozen=True):
     num_bytes: int
     most_bytes: int
     faults: int
+    loaded_tokens: int = 0
+    """Of prompts, since it was started."""
 
 
 class Rates(msgspec.Struct, frozen=True):

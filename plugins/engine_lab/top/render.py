@@ -151,7 +151,7 @@ def kept(frame: frames.Frame, width: int) -> Table:
         style = "red" if leased > KV_FULL else "green"
         table.add_row(Text(f"KV {group.group}"), Text.assemble((cells, style), said))
     for store in frame.stores:
-        said = f"{size(store.num_bytes)} of {size(store.most_bytes)}, {store.records:,} records"
+        said = f"{size(store.num_bytes)} of {size(store.most_bytes)}, {store.loaded_tokens:,} tokens loaded"
         table.add_row(f"KV {store.name}", said + (f", {store.faults:,} faults" if store.faults else ""))
     of_minute = frame.minute
     hits = f"{share(of_minute.prefix_hit_rate)} of prompt tokens were cached"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contracts.command import CommandProvider
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.kv_store.disk import DiskConfig
@@ -27,4 +28,15 @@ def engine_kv_store() -> list[Provider]:
             requires=FILLED,
             doc="Records are files: they survive the server, and are read back while a request waits.",
         ),
+    ]
+
+
+@hookimpl
+def engine_command() -> list[CommandProvider]:
+    return [
+        CommandProvider(
+            "kv",
+            "engine_plugins.kv_store.command.command:COMMAND",
+            "show, check, carry and remove what KV stores keep; whether they pay",
+        )
     ]

@@ -1,22 +1,19 @@
 """``disk``: a file for each record, in a folder for each namespace; the least recently used make way.
 
-A file is written beside its place and renamed: it is whole or not there. It is not synced: what a power cut tears, the
-checksum shows. Nothing is trusted that is read: a file that is short, damaged or another's is a miss, and removed.
+Nothing is trusted that is read: a file that is short, damaged or another's is a miss, and removed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import re
 import secrets
 import stat
-import struct
 import threading
 import time
 import warnings
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,33 +21,42 @@ from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from engine.contracts.config import SlotConfig, at_least
+from engine.contracts.config import SlotConfig, at_least, one_of
 from engine.contracts.kv_store import RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
+from engine_plugins.kv_store.record_files import (
+    ABOUT,
+    NAMESPACE,
+    UNFINISHED,
+    About,
+    file_of,
+    id_of,
+    read_file,
+    record_files,
+    write_about,
+    write_file,
+)
+from engine_plugins.kv_store.record_header import RecordId, header_of
 
-HEADER = struct.Struct("<4sHHIQ12x32s")
-"""Magic, format, group, CRC-32 of the header's other fields and the record, length, and the block's key: 64 bytes."""
-MAGIC, FORMAT = b"EKVR", 1
 READERS = 4
 MOST_QUEUED = 256 * 1024**2
 """Bytes that wait to be written, at most: what comes then is dropped."""
-UNFINISHED = "new-"
-"""Beginning of the name of a file that is being written, before its store and a number."""
 UNFINISHED_S = 600.0
 """A file that has not been written to for so long will not be finished: its process was killed."""
-NAMESPACE = re.compile(r"[0-9a-f]{64}")
-PLACE = re.compile(
-    rf"{NAMESPACE.pattern}/(([0-9a-f]{{2}})/\2[0-9a-f]{{62}}-(0|[1-9][0-9]*)|{UNFINISHED}[0-9a-f]{{16}}-[0-9]+)"
-)
-"""Of a store's files. Whatever else is in the folder is not theirs: it is neither counted nor removed."""
 PAUSE_S = 30.0
 """Nothing is written for so long after a write has failed."""
 SLACK = 0.05
 """Of the bound: so much is removed at once when it is reached, and so much may be written before files that others have
 written are counted again."""
 
-RecordId = tuple[int, bytes]
+BURST_S = 10.0
+"""A budget of bytes a second that was not used for so long may be used at once."""
+SEEN_BITS = 1 << 24
+MOST_SEEN = 1 << 20
+"""Records that were offered once: so many are remembered at least, and twice as many at most. A disk of as many tokens
+needs that: what is remembered no longer than it stays in memory is seldom seen again."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,35 @@ class DiskConfig(SlotConfig):
     """Folder for this user alone; ``auto``: the user's cache. Engines may share it."""
     max_bytes: int = 16 * 1024**3
     """Most bytes of all files in it, those of other models included."""
+    writes: str = "all"
+    """``all``: every record; ``used``: those that a second request begins with."""
+    write_bytes_s: int = 0
+    """Most bytes a second that are written, over ten seconds; 0: as many as there are."""
 
     def __post_init__(self) -> None:
         at_least("kv_store.disk.max_bytes", self.max_bytes, 1 << 20)
+        one_of("kv_store.disk.writes", self.writes, ("all", "used"))
+        at_least("kv_store.disk.write_bytes_s", self.write_bytes_s, 0)
+
+
+class Seen:
+    """Which records were offered before: two Bloom filters, of which the older one is forgotten when the newer one is
+    full. One of 400 that were not counts as seen, and is written early."""
+
+    def __init__(self) -> None:
+        self._new, self._old, self._count = bytearray(SEEN_BITS // 8), bytearray(SEEN_BITS // 8), 0
+
+    def again(self, group: int, key: bytes) -> bool:
+        """Whether it was; from now on it is."""
+        # A key is a digest: its parts are as good as hashes of it.
+        places = [(int.from_bytes(key[at : at + 4], "big") + group) % SEEN_BITS for at in (0, 4, 8, 12)]
+        found = any(all(bits[at >> 3] >> (at & 7) & 1 for at in places) for bits in (self._new, self._old))
+        if self._count == MOST_SEEN:
+            self._new, self._old, self._count = bytearray(SEEN_BITS // 8), self._new, 0
+        for at in places:
+            self._new[at >> 3] |= 1 << (at & 7)
+        self._count += 1
+        return found
 
 
 class DiskStore:
@@ -72,7 +104,11 @@ class DiskStore:
         reason = unusable(self._root)
         if reason is not None:
             raise ValueError(f"kv_store.disk.path={config.path}: {reason}; choose another folder")
-        self._most_bytes = config.max_bytes
+        self._most_bytes, self._bytes_s = config.max_bytes, config.write_bytes_s
+        self._budget, self._budget_at_s = config.write_bytes_s * BURST_S, time.monotonic()
+        """Bytes that may be written now, as of then."""
+        self._seen = Seen() if config.writes == "used" else None
+        self._context = context
         self._lock = threading.Lock()
         """Of what both the loop and threads change: the index, the counts and the generation."""
         self._index: OrderedDict[RecordId, int] = OrderedDict()  # bytes on the disk; next victim first
@@ -90,24 +126,22 @@ class DiskStore:
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._layout, self._wake = layout, wake
         self._folder = self._root / layout.namespace.hex()
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._scan()
+        self._tidy()
+        self._make_folder()
         self._make_room()
 
     # What there is -----------------------------------------------------------------------------------------------
 
-    def count(self, ids: Sequence[RecordId]) -> int:
-        for number, each in enumerate(ids):
-            if each not in self._index and not self._found(each):
-                return number
-        return len(ids)
+    def has(self, group: int, key: bytes) -> bool:
+        return (group, key) in self._index or self._found((group, key))
 
     def _found(self, each: RecordId) -> bool:
         """Whether another engine has written it."""
         if self._clearing:
             return False
         try:
-            status = os.stat(self._file(each), follow_symlinks=False)
+            status = os.stat(file_of(self._folder, each), follow_symlinks=False)
         except OSError:
             return False
         if not stat.S_ISREG(status.st_mode):
@@ -125,29 +159,38 @@ class DiskStore:
         with self._lock:
             return StoreUsage(len(self._index), self._taken, self._most_bytes, self._evicted, self._faults)
 
-    def _file(self, each: RecordId) -> Path:
-        group, key = each
-        name = key.hex()
-        return self._folder / name[:2] / f"{name}-{group}"
-
     def _scan(self) -> None:
         """Count what is there, oldest first, and remove what killed processes have left."""
         own: list[tuple[float, RecordId, int]] = []
-        others, generation = 0, self._generation
-        for file, status in _files(self._root):
+        others, generation, now = 0, self._generation, time.time()
+        for file, status in record_files(self._root):
             if file.name.startswith(UNFINISHED):
-                if time.time() - status.st_mtime > UNFINISHED_S:
+                if abs(now - status.st_mtime) > UNFINISHED_S:  # clocks are also put back
                     with suppress(OSError):
                         file.unlink()
             elif file.parent.parent != self._folder:
                 others += status.st_blocks * 512
             else:
-                own.append((status.st_mtime, _id_of(file.name), status.st_blocks * 512))
+                used_s = status.st_mtime
+                if used_s > now + UNFINISHED_S:
+                    used_s = now
+                    with suppress(OSError):
+                        os.utime(file)
+                own.append((used_s, id_of(file.name), status.st_blocks * 512))
         with self._lock:
             self._others, self._written = others, 0
             if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
                 self._index = OrderedDict((each, size) for _, each, size in sorted(own))
                 self._taken = sum(self._index.values())
+
+    def _tidy(self) -> None:
+        """Remove what is left of namespaces that have no records any more."""
+        for folder in self._root.iterdir():
+            if folder == self._folder or not NAMESPACE.fullmatch(folder.name):
+                continue
+            with suppress(OSError):  # somebody else uses it
+                if time.time() - folder.stat().st_mtime > UNFINISHED_S:
+                    remove_empty(folder)
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -156,27 +199,40 @@ class DiskStore:
             if (group, key) in self._index:
                 self._index.move_to_end((group, key))
                 return False
+            if self._seen is not None and not self._seen.again(group, key):
+                return False
             if self._queued + len(record) > MOST_QUEUED or time.monotonic() < self._paused_until:
+                return False
+            if self._bytes_s and not self._is_affordable(len(record)):
                 return False
             self._queued += len(record)
             generation = self._generation
         self._writer.submit(self._write, (group, key), record, done, generation)
         return True
 
+    def _is_affordable(self, num_bytes: int) -> bool:
+        """Whether a record may be written by the budget, which is then less. The last one may exceed it, so that any
+        record is written at some time."""
+        now = time.monotonic()
+        most = self._bytes_s * BURST_S
+        self._budget = min(most, self._budget + (now - self._budget_at_s) * self._bytes_s)
+        self._budget_at_s = now
+        if self._budget <= 0.0:
+            return False
+        self._budget -= num_bytes
+        return True
+
     def _write(self, each: RecordId, record: memoryview, done: Callable[[], None], generation: int) -> None:
-        new = self._folder / f"{UNFINISHED}{self._token}-{next(self._numbers)}"
-        target = self._file(each)
         try:
             if generation == self._generation:
                 self._make_folder()
-                _write_file(new, header_of(each, record), record)
-                size = new.stat().st_blocks * 512
-                target.parent.mkdir(mode=0o700, exist_ok=True)
-                with self._lock:  # not after clear()
-                    if generation == self._generation:
-                        os.replace(new, target)
-                        self._add(each, size)
-                        self._written += size
+                try:
+                    self._keep(each, record, generation)
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    self._evict(max(2 * len(record), int(SLACK * self._taken)))
+                    self._keep(each, record, generation)
                 self._make_room()
         except OSError as error:
             with self._lock:
@@ -186,14 +242,31 @@ class DiskStore:
                 f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=1
             )
         finally:
-            with suppress(OSError):
-                new.unlink()
             with self._lock:
                 self._queued -= len(record)
             done()
 
+    def _keep(self, each: RecordId, record: memoryview, generation: int) -> None:
+        new, target = self._new(), file_of(self._folder, each)
+        try:
+            write_file(new, header_of(each, record), record)
+            size = new.stat().st_blocks * 512
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            with self._lock:  # not after clear()
+                if generation == self._generation:
+                    os.replace(new, target)
+                    self._add(each, size)
+                    self._written += size
+        finally:
+            with suppress(OSError):
+                new.unlink()
+
+    def _new(self) -> Path:
+        """Where a file is written first."""
+        return self._folder / f"{UNFINISHED}{self._token}-{next(self._numbers)}"
+
     def _make_folder(self) -> None:
-        """Again, if somebody has removed it with all that was in it."""
+        """Also again, if somebody has removed it with all that was in it."""
         if self._folder.is_dir():
             return
         with self._lock:
@@ -203,18 +276,26 @@ class DiskStore:
         if reason is not None:
             raise OSError(reason)
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        context = self._context
+        about = About(
+            context.model.name, context.dtype, context.device.kind, context.block_size, self._layout.num_bytes
+        )
+        with suppress(OSError):  # as on a full disk: people see its digest, then
+            write_about(self._folder, about, self._new())
 
     def _make_room(self) -> None:
-        """Remove files while there are too many bytes: other namespaces first, of which the oldest."""
+        """Remove files while there are too many bytes."""
         if self._written > SLACK * self._most_bytes:
             self._scan()
         with self._lock:
             too_many = self._taken + self._others - self._most_bytes
-        if too_many <= 0:
-            return
-        too_many += int(SLACK * self._most_bytes)
+        if too_many > 0:
+            self._evict(too_many + int(SLACK * self._most_bytes))
+
+    def _evict(self, too_many: int) -> None:
+        """Remove files of so many bytes: of other namespaces first, the least recently used."""
         if self._others:
-            files = [(status.st_mtime, status.st_blocks * 512, file) for file, status in _files(self._root)
+            files = [(status.st_mtime, status.st_blocks * 512, file) for file, status in record_files(self._root)
                      if file.parent.parent != self._folder]  # fmt: skip
             for _, size, file in sorted(files):
                 if too_many <= 0:
@@ -231,7 +312,7 @@ class DiskStore:
                 self._taken -= size
                 self._evicted += 1
             with suppress(OSError):
-                self._file(each).unlink()
+                file_of(self._folder, each).unlink()
             too_many -= size
 
     # Reading -----------------------------------------------------------------------------------------------------
@@ -269,9 +350,9 @@ class DiskStore:
 
     def _read(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
         for number, (each, buffer) in enumerate(zip(ids, into, strict=True)):
-            file = self._file(each)
+            file = file_of(self._folder, each)
             try:
-                good = _read_file(file, each, buffer)
+                good = read_file(file, each, buffer)
                 if not good:
                     file.unlink()
             except OSError:
@@ -298,8 +379,8 @@ class DiskStore:
 
     def _remove_all(self) -> None:
         gone = True
-        for file, _ in _files(self._root):
-            if file.parent.parent == self._folder:
+        for file, _ in record_files(self._root, self._folder.name):
+            if not file.name.startswith(UNFINISHED):  # which another engine may be writing
                 try:
                     file.unlink(missing_ok=True)
                 except OSError:
@@ -317,50 +398,15 @@ class DiskStore:
         self._writer.shutdown(wait=True)
 
 
-def header_of(each: RecordId, record: memoryview) -> bytes:
-    group, key = each
-    blank = HEADER.pack(MAGIC, FORMAT, group, 0, len(record), key)
-    return HEADER.pack(MAGIC, FORMAT, group, zlib.crc32(record, zlib.crc32(blank)), len(record), key)
-
-
-def _write_file(file: Path, header: bytes, record: memoryview) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb", buffering=0) as stream:
-        stream.write(header)
-        left = record
-        while left:
-            left = left[stream.write(left) :]
-
-
-def _read_file(file: Path, each: RecordId, buffer: memoryview) -> bool:
-    """Whether all of it is there, as it was written for this id. It then counts as just used."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        header = bytearray(HEADER.size)
-        if os.preadv(descriptor, [header, buffer], 0) != HEADER.size + len(buffer):
-            return False
-        if bytes(header) != header_of(each, buffer):
-            return False
-        with suppress(OSError):  # where nothing can be written
-            os.utime(descriptor)
-    finally:
-        os.close(descriptor)
+def remove_empty(folder: Path) -> bool:
+    """Remove the folder of a namespace, if no record or anything else is in it. Whether it is gone. Raises
+    ``OSError``."""
+    for below in folder.iterdir():
+        if below.is_dir():
+            with suppress(OSError):
+                below.rmdir()
+    if [*folder.iterdir()] not in ([], [folder / ABOUT]):
+        return False
+    (folder / ABOUT).unlink(missing_ok=True)
+    folder.rmdir()
     return True
-
-
-def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All files of stores below."""
-    for above, folders, names in os.walk(root):
-        if above == str(root):
-            folders[:] = filter(NAMESPACE.fullmatch, folders)
-        for file in [Path(above, name) for name in names]:
-            if PLACE.fullmatch(file.relative_to(root).as_posix()):
-                with suppress(OSError):
-                    status = os.stat(file, follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        yield file, status
-
-
-def _id_of(name: str) -> RecordId:
-    key, _, group = name.partition("-")
-    return int(group), bytes.fromhex(key)

@@ -167,8 +167,7 @@ class HostStore:
     def usage(self) -> StoreUsage:
         counts = [len(own.slot_of) for own in self._groups]
         taken = sum(count * size for count, size in zip(counts, self._layout.counted, strict=True))
-        faults = self._faults + (0 if self._others is None else self._others.usage().faults)
-        return StoreUsage(sum(counts), taken, self.most_bytes, self._evicted, faults)
+        return StoreUsage(sum(counts), taken, self.most_bytes, self._evicted, self._faults)
 
     def clear(self) -> None:
         for own in self._groups:

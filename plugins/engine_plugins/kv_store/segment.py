@@ -321,8 +321,8 @@ class Others:
                 return number, mapped, slot
         return None
 
-    def count(self, ids: Sequence[RecordId]) -> int:
-        return next((at for at, each in enumerate(ids) if self._find(each) is None), len(ids))
+    def has(self, group: int, key: bytes) -> bool:
+        return self._find((group, key)) is not None
 
     def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
         return False

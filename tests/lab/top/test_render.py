@@ -74,7 +74,7 @@ def lines(width: int, height: int | None = None, frame: Frame = FRAME, **termina
 
 def test_stores_are_shown_with_their_faults():
     shown = "\n".join(lines(80, None, STORED))
-    assert "8.00 GiB of 16.00 GiB, 123,456 records\n" in re.sub(r" +\n", "\n", shown) and "12 faults" in shown
+    assert "8.00 GiB of 16.00 GiB, 0 tokens loaded\n" in re.sub(r" +\n", "\n", shown) and "12 faults" in shown
 
 
 @pytest.mark.parametrize("frame", [FRAME, FLEET])

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.kv_store import RecordLayout
+from engine.contracts.kv_store import RecordLayout, StagedStore
 from engine.testing.context import build_context
 from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance, RecordId, ids_of, record_of
 from engine_plugins.kv_store import disk
 from engine_plugins.kv_store.disk import DiskConfig, DiskStore
+from engine_plugins.kv_store.record_files import ABOUT, file_of, read_about
+from engine_plugins.kv_store.record_header import HEADER
 
 
 class Suite(KVStoreConformance):
@@ -41,13 +43,12 @@ def suite(tmp_path: Path) -> Suite:
     return Suite(tmp_path)
 
 
+def num_found(store: StagedStore, ids: list[RecordId]) -> int:
+    return sum(store.has(*each) for each in ids)
+
+
 def files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def file_of(folder: Path, each: RecordId) -> Path:
-    (found,) = folder.rglob(f"{each[1].hex()}-{each[0]}")
-    return found
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != ABOUT)
 
 
 def test_records_outlive_their_store(suite: Suite) -> None:
@@ -55,21 +56,21 @@ def test_records_outlive_their_store(suite: Suite) -> None:
     suite.written(store, ids)
     store.close(1.0)
     again = suite.staged()
-    assert again.count(ids) == 6 and suite.read(again, ids) == [record_of(each) for each in ids]
+    assert num_found(again, ids) == 6 and suite.read(again, ids) == [record_of(each) for each in ids]
     again.close(1.0)
 
 
 def test_two_stores_on_one_folder_find_what_the_other_has_written(suite: Suite) -> None:
     ids, one, two = ids_of(6), suite.staged(), suite.staged()
     suite.written(one, ids)
-    assert two.count(ids) == 6 and suite.read(two, ids) == [record_of(each) for each in ids]
+    assert num_found(two, ids) == 6 and suite.read(two, ids) == [record_of(each) for each in ids]
     one.close(1.0)
     two.close(1.0)
 
 
 def flipped(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    data[100] ^= 1
+    data[HEADER.size + 36] ^= 1
     file.write_bytes(data)
 
 
@@ -112,9 +113,9 @@ def of_another_format(file: Path) -> None:
 def test_a_file_that_is_not_as_it_was_written_is_a_miss(suite: Suite, spoil: Callable[[Path], None]) -> None:
     ids, store = ids_of(6), suite.staged()
     suite.written(store, ids)
-    spoil(file_of(suite.folder, ids[2]))
+    spoil(file_of(suite.folder / LAYOUT.namespace.hex(), ids[2]))
     assert suite.read(store, ids) == [record_of(each) for each in ids[:2]]
-    assert store.usage().faults == 1 and store.count(ids) == 2, "it is not tried again"
+    assert store.usage().faults == 1 and not store.has(*ids[2]), "it is not tried again"
     suite.written(store, ids[2:3])
     assert suite.read(store, ids) == [record_of(each) for each in ids]
     store.close(1.0)
@@ -127,7 +128,7 @@ def test_the_folder_keeps_its_bound(suite: Suite) -> None:
         assert sum(file.stat().st_blocks * 512 for file in files(suite.folder)) <= (1 << 20) + 80 * 8192
     usage = store.usage()
     assert usage.evicted and usage.num_bytes <= usage.most_bytes
-    assert store.count(ids_of(40, "text 11")) == 40 and store.count(ids_of(1, "text 0")) == 0
+    assert num_found(store, ids_of(40, "text 11")) == 40 and num_found(store, ids_of(1, "text 0")) == 0
     store.close(1.0)
     again = suite.staged()
     assert again.usage().num_bytes <= again.usage().most_bytes
@@ -142,26 +143,112 @@ def test_records_of_another_model_make_way_first(suite: Suite) -> None:
     new = suite.staged()
     for number in range(3):
         suite.written(new, ids_of(30, f"new {number}"))
-    assert all(new.count(ids_of(30, f"new {number}")) == 30 for number in range(3))
+    assert all(num_found(new, ids_of(30, f"new {number}")) == 30 for number in range(3))
     left = sum(file.stat().st_blocks * 512 for file in files(suite.folder))
     assert left <= 1 << 20
     new.close(1.0)
 
 
-def test_a_full_disk_stops_writes_and_nothing_else(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_stops_writes_and_nothing_else(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, store = ids_of(8), suite.staged()
     suite.written(store, ids[:4])
 
-    def full(file: Path, header: bytes, record: memoryview) -> None:
+    def failing(file: Path, header: bytes, record: memoryview) -> None:
         file.write_bytes(header)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(disk, "_write_file", full)
+    monkeypatch.setattr(disk, "write_file", failing)
     suite.written(store, ids[4:5])
     assert not store.put(*ids[5], memoryview(record_of(ids[5])), lambda: None), "it goes on writing"
-    assert store.count(ids) == 4 and suite.read(store, ids[:4]) == [record_of(each) for each in ids[:4]]
+    assert num_found(store, ids) == 4 and suite.read(store, ids[:4]) == [record_of(each) for each in ids[:4]]
     assert store.usage().faults == 1 and len(files(suite.folder)) == 4, "the half file is gone"
     store.close(1.0)
+
+
+def test_on_a_full_disk_the_oldest_of_its_own_make_way(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has filled it, long before the bound is reached."""
+    ids, store, write, most = ids_of(60), suite.staged(), disk.write_file, 40
+
+    def almost_full(file: Path, header: bytes, record: memoryview) -> None:
+        if len(files(suite.folder)) > most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, header, record)
+
+    monkeypatch.setattr(disk, "write_file", almost_full)
+    suite.written(store, ids)
+    assert store.usage().faults == 0 and store.usage().evicted >= 20
+    assert num_found(store, ids[-20:]) == 20 and num_found(store, ids[:10]) == 0
+    store.close(1.0)
+
+
+def test_records_are_written_at_their_second_use_where_that_is_asked(suite: Suite) -> None:
+    config = DiskConfig(path=str(suite.folder), max_bytes=1 << 20, writes="used")
+    store, ids, done = DiskStore(config, build_context()), ids_of(6), threading.Semaphore(0)
+    store.open(LAYOUT, lambda: None)
+    offered = [[store.put(*each, memoryview(record_of(each)), done.release) for each in ids] for _ in range(2)]
+    assert offered == [[False] * 6, [True] * 6]
+    store.close(LONGEST_S)
+    assert num_found(store, ids) == 6
+    with pytest.raises(ValueError, match=r"kv_store\.disk\.writes=some: expected one of all, used"):
+        DiskConfig(writes="some")
+
+
+def test_what_was_offered_is_remembered_for_so_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "MOST_SEEN", 100)
+    seen, ids = disk.Seen(), ids_of(400)
+    assert sum(seen.again(*each) for each in ids) <= 1, "not offered before"
+    assert all(seen.again(*each) for each in ids[-100:])
+    assert not any(seen.again(*each) for each in ids[:100])
+
+
+def test_a_budget_bounds_what_is_written(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    config = DiskConfig(path=str(suite.folder), max_bytes=1 << 20, write_bytes_s=1000)
+    store, ids = DiskStore(config, build_context()), ids_of(80)[::2]  # of 4,096 bytes
+    store.open(LAYOUT, lambda: None)
+
+    def wanted(some: list[RecordId]) -> int:
+        return sum(store.put(*each, memoryview(record_of(each)), lambda: None) for each in some)
+
+    assert wanted(ids[:10]) == 3, "of ten seconds, the last one beyond them"
+    now[0] += 2.0
+    assert wanted(ids[10:20]) == 0, "what was beyond is paid first"
+    now[0] += 3600.0
+    assert wanted(ids[20:]) == 3, "not of the hour in which nothing was written"
+    store.close(LONGEST_S)
+
+
+def test_a_clock_that_was_put_back_leaves_neither_files_nor_an_order(suite: Suite) -> None:
+    ids, store, ahead = ids_of(4), suite.staged(), time.time() + 86400.0
+    suite.written(store, ids)
+    store.close(1.0)
+    folder = suite.folder / LAYOUT.namespace.hex()
+    unfinished = folder / f"new-{'a' * 16}-7"
+    unfinished.write_bytes(b"x")
+    for file in (file_of(folder, ids[0]), unfinished):
+        os.utime(file, (ahead, ahead))
+    again = suite.staged()
+    assert not unfinished.exists() and num_found(again, ids) == 4
+    for number in range(6):
+        suite.written(again, ids_of(40, f"text {number}"))
+    assert num_found(again, ids) == 0
+    again.close(1.0)
+
+
+def test_a_namespace_says_what_it_is_of_and_goes_with_its_records(suite: Suite) -> None:
+    old = suite.staged(OTHER)
+    suite.written(old, ids_of(4))
+    old.close(1.0)
+    folder = suite.folder / OTHER.namespace.hex()
+    assert read_about(folder).record_bytes == OTHER.num_bytes and read_about(folder).model
+    for file in folder.rglob("*-[01]"):
+        file.unlink()
+    suite.staged().close(1.0)
+    assert folder.exists(), "somebody may just have made it"
+    os.utime(folder, (1e9, 1e9))
+    suite.staged().close(1.0)
+    assert not folder.exists()
 
 
 def test_a_folder_that_is_gone_is_a_fault_and_no_crash(suite: Suite) -> None:
@@ -227,7 +314,7 @@ def test_a_folder_that_was_removed_is_made_again(suite: Suite) -> None:
 
 
 def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, store, found = ids_of(4), suite.staged(), disk._files
+    ids, store, found = ids_of(4), suite.staged(), disk.record_files
     suite.written(store, ids)
     with monkeypatch.context() as patch:
         patch.setattr(store, "_remove_all", lambda: None)
@@ -237,9 +324,9 @@ def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monke
             store.clear()
             return listed
 
-        patch.setattr(disk, "_files", cleared_meanwhile)
+        patch.setattr(disk, "record_files", cleared_meanwhile)
         store._scan()
-    assert store.count(ids) == 0 and store.usage().records == 0
+    assert num_found(store, ids) == 0 and store.usage().records == 0
     store.close(1.0)
 
 
@@ -254,9 +341,9 @@ def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, mo
         patch.setattr(Path, "unlink", read_only)
         store.clear()
         store._writer.submit(store._scan).result(LONGEST_S)
-    assert store.count(ids) == 0 and len(files(suite.folder)) == 4
+    assert num_found(store, ids) == 0 and len(files(suite.folder)) == 4
     suite.written(store, ids[:2])
-    assert store.count(ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
+    assert num_found(store, ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
     store.close(1.0)
 
 
@@ -268,9 +355,9 @@ def test_files_that_cannot_be_opened_now_are_not_removed(suite: Suite, monkeypat
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "_read_file", too_many)
+        patch.setattr(disk, "read_file", too_many)
         assert suite.read(store, ids) == [] and store.usage().faults
-    assert store.count(ids) == 4 and suite.read(store, ids) == [record_of(each) for each in ids]
+    assert num_found(store, ids) == 4 and suite.read(store, ids) == [record_of(each) for each in ids]
     store.close(1.0)
 
 
@@ -316,20 +403,20 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 def test_what_waits_to_be_written_is_bounded(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "MOST_QUEUED", 3 * LAYOUT.num_bytes[0])
     store, may_go, done = suite.staged(), threading.Event(), threading.Semaphore(0)
-    write = disk._write_file
+    write = disk.write_file
 
     def slow(file: Path, header: bytes, record: memoryview) -> None:
         assert may_go.wait(LONGEST_S)
         write(file, header, record)
 
-    monkeypatch.setattr(disk, "_write_file", slow)
+    monkeypatch.setattr(disk, "write_file", slow)
     ids = ids_of(12)[::2]
     wanted = [store.put(*each, memoryview(record_of(each)), done.release) for each in ids]
     assert wanted == [True] * 3 + [False] * 3
     may_go.set()
     for _ in range(3):
         assert done.acquire(timeout=LONGEST_S)
-    assert store.count(ids) == 3
+    assert num_found(store, ids) == 3
     store.close(1.0)
 
 
@@ -339,5 +426,5 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
         store.put(*each, memoryview(record_of(each)), lambda: None)
     store.close(LONGEST_S)
     again = suite.staged(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes))
-    assert again.count(ids) == 30
+    assert num_found(again, ids) == 30
     again.close(1.0)

@@ -92,6 +92,7 @@ function reasons(sequence) {
       const queue = `${span.running} running, ${span.waiting} waiting, ${percent(span.kv_used)} of the KV blocks used.`;
       found.push([`queue: waited ${ms(span.ms)}; ${queue}`]);
     }
+    if (span.staged) found.push([`queue: ${span.staged.said}.`]);
     if (others) {
       const more = others.of > 1 ? ` and of ${others.of - 1} more` : "";
       found.push([

@@ -62,8 +62,8 @@ class MineStore:
         with self._lock:
             return StoreUsage(len(self._records), self._taken, self._most_bytes, self._evicted)
 
-    def count(self, ids: Sequence[tuple[int, bytes]]) -> int:
-        return next((number for number, each in enumerate(ids) if each not in self._records), len(ids))
+    def has(self, group: int, key: bytes) -> bool:
+        return (group, key) in self._records
 
     def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
         if (group, key) in self._records:
