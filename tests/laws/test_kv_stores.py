@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from engine.loop.inbox import Inbox
 from engine.loop.messages import Failed, FromEngine, Submit
 from engine.plugin_guard.calls import named
 from engine_plugins.kv_store.host import HostStore
+from tests.addresses import free_addresses
 from tests.selection import few
 
 from .drafted import Answer, answers
@@ -62,21 +65,57 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
     computed.close()
 
 
-@few(4)
+@contextmanager
+def served(core: EngineCore, records: int, other: EngineCore) -> Iterator[None]:
+    """Meanwhile an engine that has nothing to do gives others its records, as its loop would; so many are known to the
+    other one."""
+    ends = threading.Event()
+
+    def poll() -> None:
+        while not ends.wait(0.002):
+            core.take_stored()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    while other.stats().stores[1].records < records:
+        time.sleep(0.002)
+    yield
+    ends.set()
+    thread.join()
+
+
+@few(5)
+@pytest.mark.parametrize("store", ["disk", "peer"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_another_engine_reads_them_from_the_disk(references: References, name: str, tmp_path: Path) -> None:
-    reference = references(name)
-    disk = (*HOST, "kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "kv_store.disk.max_bytes=67108864")
-    first = start(reference, *disk).core
+def test_another_engine_reads_them_from_a_further_store(
+    references: References, name: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    reference, addresses = references(name), ",".join(free_addresses(2))
+    own = {
+        "disk": (f"kv_store.disk.path={tmp_path / 'kv'}", "kv_store.disk.max_bytes=67108864"),
+        "peer": (f"kv_store.peer.peers=[{addresses}]", "kv_store.peer.timeout_s=20"),
+    }
+    stores = (*HOST, f"kv_store=[host,{store}]", *own[store])
+    first = start(reference, *stores).core
     answers(first, reference.requests("first"), 6)
-    first.close()
-    again = start(reference, *disk).core
-    found, loaded = loaded_by(again, reference.turns("then"))
+    first.take_stored()
+    records = first.stats().stores[0].records
+    with ExitStack() as meanwhile:
+        if store == "disk":
+            first.close()
+        again = start(reference, *stores).core
+        if store == "peer":
+            meanwhile.enter_context(served(first, records, again))
+        found, loaded = loaded_by(again, reference.turns("then"))
     assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
-    again.close()
-    again._pool.tiers._memory.store.check()
+    for core in (again, first) if store == "peer" else (again,):
+        core.take_stored()
+        core.close()
+        core._pool.tiers._memory.store.check()
+        assert not any(core._pool.tiers._memory.store._groups[group].holds for group in range(len(core._pool.groups)))
 
 
 @few(3)

@@ -129,3 +129,35 @@ class StagedStore(KVStore, Protocol):
         their buffers, each checked against its id, length and checksum. A missing record ends a read early; it is no
         error."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A record of memory, for a store that gives it to somebody else."""
+
+    record: memoryview
+    """Its bytes, not to be written to. They stay as they are until they were given back."""
+    give_back: Callable[[], None]
+    """To be called once."""
+
+
+class Lender(Protocol):
+    """The records that are in memory. Not to be called but within a call of the store's own methods."""
+
+    def has(self, group: int, key: bytes) -> bool:
+        """Whether a record is there now."""
+        ...
+
+    def lend(self, group: int, key: bytes) -> Loan | None:
+        """``None``: it is not there, or too much is lent."""
+        ...
+
+
+@runtime_checkable
+class SharingStore(StagedStore, Protocol):
+    """A store that gives records of this engine's memory to other engines, and gets those of theirs. What memory has
+    it is told by :meth:`StagedStore.put`; what made way there it finds out when it is asked for it."""
+
+    def share(self, lender: Lender) -> None:
+        """Called once, after :meth:`KVStore.open`. It gives no record to anybody before."""
+        ...

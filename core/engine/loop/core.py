@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, MemoryStore, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, SharingStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -27,6 +27,7 @@ from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.forcing import MatcherOf
 from engine.loop.ledger import InFlight, Ledger
+from engine.loop.lending import Lending
 from engine.loop.messages import CauseOfDeath, EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
@@ -37,7 +38,7 @@ from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
 from engine.loop.tiers import StoreMoves, Tiers
 from engine.plugin_guard.calls import contract_error, describe_error
-from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, StepPlan, StepResult, StepSkipped
+from engine.step.plan import DeviceBroken, DrafterBroken, RankFailed, RecordMove, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
@@ -285,7 +286,19 @@ class EngineCore:
         assert isinstance(memory, MemoryStore)
         checked = CheckedMemory(memory, num_bytes)
         staging = Staging(checked, [each for each in further if isinstance(each, StagedStore)], num_bytes, self._clock)
-        pool.tiers = Tiers(names, checked, staging, pool.allocator, settings.groups, settings.block_size, store)
+        for each in staging.stores:
+            if isinstance(each, SharingStore):
+                each.share(Lending(checked, num_bytes))
+
+        def store_and_wake(moves: SequenceOf[RecordMove], done: Callable[[bool], None]) -> None:
+            def stored(well: bool) -> None:
+                done(well)
+                self.wake()  # further stores hear of it also when nothing else is to do
+
+            store(moves, stored)
+
+        groups, block_size = settings.groups, settings.block_size
+        pool.tiers = Tiers(names, checked, staging, pool.allocator, groups, block_size, store_and_wake)
 
     def take_stored(self) -> None:
         """See what stores have done."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import pytest
 
-from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, StagedStore
+from engine.contracts.kv_store import KVStore, Loan, MemoryStore, RecordLayout, SharingStore, StagedStore, StoreUsage
 from engine.testing.subject import Subject, Suite, filled
 
 LAYOUT = RecordLayout(sha256(b"the suite").digest(), (4096, 1000))
@@ -37,8 +38,70 @@ def record_of(each: RecordId) -> bytes:
     return random.Random(key + bytes([group])).randbytes(LAYOUT.num_bytes[group])
 
 
+class Pair:
+    """Two stores that share: what the memory behind one has, the other gets."""
+
+    def __init__(self, gives: SharingStore, asks: SharingStore) -> None:
+        self.gives, self.asks = gives, asks
+        self.memory: dict[RecordId, bytearray] = {}
+        self.num_lent = 0
+
+    def has(self, group: int, key: bytes) -> bool:
+        return (group, key) in self.memory
+
+    def lend(self, group: int, key: bytes) -> Loan | None:
+        if not self.has(group, key):
+            return None
+        self.num_lent += 1
+        return Loan(memoryview(self.memory[group, key]), self._take_back)
+
+    def _take_back(self) -> None:
+        self.num_lent -= 1
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        for store in (self.gives, self.asks):
+            store.open(layout, wake)
+        self.gives.share(self)
+
+    def usage(self) -> StoreUsage:
+        return self.asks.usage()
+
+    def clear(self) -> None:
+        for store in (self.gives, self.asks):
+            store.clear()
+
+    def close(self, deadline_s: float) -> None:
+        for store in (self.asks, self.gives):
+            store.close(deadline_s)
+
+    def count(self, ids: Sequence[RecordId]) -> int:
+        return self.asks.count(ids)
+
+    def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        self.memory[group, key] = bytearray(record)
+        ends, given = time.monotonic() + LONGEST_S, threading.Event()
+        while not self.asks.count([(group, key)]) and time.monotonic() < ends:
+            if self.gives.put(group, key, memoryview(self.memory[group, key]), given.set):
+                assert given.wait(LONGEST_S), "done() was not called"
+            self.poll_both()
+            time.sleep(0.002)
+        done()
+        return True
+
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
+        return self.asks.get(ids, into)
+
+    def poll(self) -> Sequence[tuple[int, int]]:
+        return self.poll_both()
+
+    def poll_both(self) -> Sequence[tuple[int, int]]:
+        assert not self.gives.poll(), "a read ended that was not begun"
+        return self.asks.poll()
+
+
 class KVStoreConformance:
-    """Inherit, name the class ``Test...``, and implement :meth:`make`."""
+    """Inherit, name the class ``Test...``, and implement :meth:`make`. Of stores that share (:class:`SharingStore`) it
+    makes two that find each other."""
 
     def make(self) -> KVStore:
         """A store that has room for 64 records of each group at least, not opened."""
@@ -46,6 +109,10 @@ class KVStoreConformance:
 
     def opened(self, layout: RecordLayout = LAYOUT) -> KVStore:
         store, self.woken = self.make(), threading.Event()
+        if isinstance(store, SharingStore):
+            other = self.make()
+            assert isinstance(other, SharingStore)
+            store = Pair(store, other)
         store.open(layout, self.woken.set)
         return store
 
@@ -146,6 +213,21 @@ class KVStoreConformance:
         assert done.wait(LONGEST_S)
         own[:] = bytes(len(own))
         assert self.read(store, [each]) == [record_of(each)]
+        store.close(1.0)
+
+    def test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back(self) -> None:
+        store, ids = self.staged(), ids_of(8)
+        if not isinstance(store, Pair):
+            pytest.skip("it does not share")
+        self.written(store, ids)
+        del store.memory[ids[4]]
+        assert self.read(store, ids) == [record_of(each) for each in ids[:4]]
+        assert store.count(ids) == 4, "it is not asked for again"
+        ends = time.monotonic() + LONGEST_S
+        while store.num_lent and time.monotonic() < ends:
+            store.poll()
+            time.sleep(0.002)
+        assert store.num_lent == 0, "records are still held"
         store.close(1.0)
 
     # Stores whose records are in memory --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.kv_store.disk import DiskConfig
 from engine_plugins.kv_store.host import HostConfig
+from engine_plugins.kv_store.peer.store import PeerConfig
 
 FILLED = {"kv_allocator": ("prefix_cache",)}
 
@@ -26,5 +27,12 @@ def engine_kv_store() -> list[Provider]:
             config=DiskConfig,
             requires=FILLED,
             doc="Records are files: they survive the server, and are read back while a request waits.",
+        ),
+        Provider(
+            "peer",
+            "engine_plugins.kv_store.peer.store:PeerStore",
+            config=PeerConfig,
+            requires=FILLED,
+            doc="Records that other engines have in memory are read over TCP while a request waits.",
         ),
     ]

@@ -10,11 +10,9 @@ import os
 import re
 import secrets
 import stat
-import struct
 import threading
 import time
 import warnings
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,10 +26,8 @@ from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.kv_store import RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
+from engine_plugins.kv_store.record_header import HEADER, RecordId, header_of
 
-HEADER = struct.Struct("<4sHHIQ12x32s")
-"""Magic, format, group, CRC-32 of the header's other fields and the record, length, and the block's key: 64 bytes."""
-MAGIC, FORMAT = b"EKVR", 1
 READERS = 4
 MOST_QUEUED = 256 * 1024**2
 """Bytes that wait to be written, at most: what comes then is dropped."""
@@ -49,8 +45,6 @@ PAUSE_S = 30.0
 SLACK = 0.05
 """Of the bound: so much is removed at once when it is reached, and so much may be written before files that others have
 written are counted again."""
-
-RecordId = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -315,12 +309,6 @@ class DiskStore:
         with self._lock:
             self._generation += 1  # what is not written by now is not wanted
         self._writer.shutdown(wait=True)
-
-
-def header_of(each: RecordId, record: memoryview) -> bytes:
-    group, key = each
-    blank = HEADER.pack(MAGIC, FORMAT, group, 0, len(record), key)
-    return HEADER.pack(MAGIC, FORMAT, group, zlib.crc32(record, zlib.crc32(blank)), len(record), key)
 
 
 def _write_file(file: Path, header: bytes, record: memoryview) -> None:
