@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+SHARED = "shared_records"
+"""Capability of stores in which one engine finds what another one has just computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:

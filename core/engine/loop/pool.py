@@ -68,6 +68,13 @@ class Pool:
             sequence.read = self.tiers.stage(self._reusable(sequence, staged=True), cost)
         return sequence.read is not None and sequence.read.waits(now_s)
 
+    def when_stored(self, call: Callable[[], None]) -> None:
+        """Call it once the records of all that was committed can be found; at once where none are kept."""
+        if self.tiers is None:
+            call()
+        else:
+            self.tiers.when_stored(call)
+
     def forget_read(self, sequence: Sequence) -> None:
         """It waits for no records any more."""
         if sequence.read is not None and self.tiers is not None:

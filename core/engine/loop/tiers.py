@@ -8,6 +8,7 @@ waits, with no row and no block held.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +71,10 @@ class Tiers:
         self._block_size = block_size
         self._store = store
         self._stored: SimpleQueue[tuple[Sequence[Kept], bool]] = SimpleQueue()
+        self._num_kept = self._num_stored = 0
+        """Calls of :meth:`keep`, and those of them that are done."""
+        self._after: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is to be called when so many are."""
 
     # What is found -----------------------------------------------------------------------------------------------
 
@@ -186,7 +191,17 @@ class Tiers:
 
     def keep(self, new: Sequence[Kept]) -> None:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
+        self._num_kept += 1
         self._store([kept.move for kept in new], lambda well: self._stored.put((new, well)))
+
+    def when_stored(self, call: Callable[[], None]) -> None:
+        """Call it once everything that was kept until now can be found."""
+        self._after.append((self._num_kept, call))
+        self._call_after()
+
+    def _call_after(self) -> None:
+        while self._after and self._after[0][0] <= self._num_stored:
+            self._after.popleft()[1]()
 
     def poll(self) -> None:
         """Take in what other threads have done."""
@@ -198,6 +213,8 @@ class Tiers:
                 return
             for kept in new:
                 self._publish(kept, well)
+            self._num_stored += 1
+            self._call_after()
 
     def _publish(self, kept: Kept, well: bool) -> None:
         group = kept.move.group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contracts.kv_store import SHARED
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.kv_store.disk import DiskConfig
@@ -33,6 +34,7 @@ def engine_kv_store() -> list[Provider]:
             "engine_plugins.kv_store.peer.store:PeerStore",
             config=PeerConfig,
             requires=FILLED,
+            provides=(SHARED,),
             doc="Records that other engines have in memory are read over TCP while a request waits.",
         ),
     ]
