@@ -88,13 +88,17 @@ def served(core: EngineCore, records: int, other: EngineCore) -> Iterator[None]:
 @pytest.mark.parametrize("store", ["disk", "peer"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_engine_reads_them_from_a_further_store(
-    references: References, name: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    references: References, name: str, store: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "token").write_text("t" * 32)
     reference, addresses = references(name), ",".join(free_addresses(2))
     own = {
         "disk": (f"kv_store.disk.path={tmp_path / 'kv'}", "kv_store.disk.max_bytes=67108864"),
-        "peer": (f"kv_store.peer.peers=[{addresses}]", "kv_store.peer.timeout_s=20"),
+        "peer": (
+            f"kv_store.peer.peers=[{addresses}]",
+            f"kv_store.peer.token_file={tmp_path / 'token'}",
+            "kv_store.peer.timeout_s=20",
+        ),
     }
     stores = (*HOST, f"kv_store=[host,{store}]", *own[store])
     first = start(reference, *stores).core
