@@ -15,7 +15,6 @@ from engine.contracts.request import EngineRequest, FinishReason, SamplingParams
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.engines import EngineHandle
 from engine.service.load import Share
-from engine.service.prefill_time import prefill_s
 
 LATE = 3.0
 """Of the time that a prompt and those before it are expected to take: after so much nobody waits for it."""
@@ -55,9 +54,7 @@ class RemotePrefill:
 
     async def wait(self) -> None:
         """Until it is computed, lost or late."""
-        expected_s = prefill_s(
-            self.engine.client.stats.step_cost, self._share.waiting_tokens, self.engine.plan.scheduler.token_budget
-        )
+        expected_s = self.engine.prefill_s(self._share.waiting_tokens)
         with suppress(EngineDead, TimeoutError):
             async with asyncio.timeout(UNKNOWN_S if expected_s is None else max(LEAST_S, LATE * expected_s)):
                 async for out in self._stream:

@@ -230,10 +230,10 @@ class PeerStore:
 
     def _lend(self, ids: Sequence[RecordId]) -> list[Loan]:
         loans: list[Loan] = []
-        for each in ids if self._lender is not None else ():
-            loan = self._lender.lend(*each) if each in self._own else None
+        for each in ids:
+            loan = self._lender.lend(*each) if self._lender is not None and each in self._own else None
             if loan is None:
-                if not self._lender.has(*each):
+                if self._lender is not None and not self._lender.has(*each):
                     self._gone(each)
                 break
             loans.append(loan)
