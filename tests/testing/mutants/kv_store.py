@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.cli.plugins.templates.kv_store.plugin import MineStore, MineStoreConfig
@@ -10,6 +12,8 @@ from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
 from engine_plugins.kv_store.host import HostConfig, HostStore
+from engine_plugins.kv_store.peer.store import PeerConfig, PeerStore
+from tests.addresses import free_addresses
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 RecordId = tuple[int, bytes]
@@ -19,6 +23,17 @@ class Suite(OnPlugin, KVStoreConformance):
     def make(self) -> Any:
         config = HostConfig(max_bytes=1 << 20) if issubclass(self.plugin, HostStore) else MineStoreConfig()
         return self.plugin(config, build_context())
+
+
+class OfPeers(OnPlugin, KVStoreConformance):
+    """Its stores find each other at four addresses."""
+
+    def make(self) -> Any:
+        if not hasattr(self, "peers"):
+            self.peers = free_addresses(4)
+            self.folder = tempfile.TemporaryDirectory()
+            Path(self.folder.name, "token").write_text("t" * 32)
+        return self.plugin(PeerConfig(self.peers, token_file=f"{self.folder.name}/token"), build_context())
 
 
 @mutant(Suite, "test_a_missing_record_ends_what_is_found")
@@ -123,3 +138,21 @@ class PublishesTheOld(HostStore):
         super().clear()
         for own, before in zip(self._groups, filling, strict=True):
             own.filling = before
+
+
+@mutant(OfPeers, "test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back")
+class Believes(PeerStore):
+    """Goes on saying that another engine has what it has not."""
+
+    def count(self, ids: Sequence[RecordId]) -> int:
+        ever = self.__dict__.setdefault("ever", set())
+        ever.update(each for each in ids if super(Believes, self).count([each]))
+        return next((at for at, each in enumerate(ids) if each not in ever), len(ids))
+
+
+@mutant(OfPeers, "test_a_missing_record_ends_what_is_found")
+class AsksBackwards(PeerStore):
+    """Reads the last record first, and counts from there."""
+
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
+        return super().get(ids[::-1], into[::-1])
