@@ -14,6 +14,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.loop import pool
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.inbox import Inbox
@@ -257,6 +258,32 @@ def test_tokens_are_the_same_whatever_becomes_of_a_read(references: References, 
     core.check_idle()
     core.close()
     memory.check()
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_prompt_that_another_engine_has_computed_waits_until_stores_hear_of_it(
+    references: References, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, store = references("qwen2"), Careless("at once")
+    core, memory = behind_memory(reference, store)
+    answers(core, reference.requests("first"), 6)
+    core.take_stored()
+    empty_pool(core)
+    memory.clear()
+    records, store.records = store.records, {}
+    monkeypatch.setattr(pool, "HEARD_S", 1e3 if is_heard else 0.05)
+    last = reference.turns("then")[-1]
+    core.submit(EngineRequest("last", last.prompt, last.sampling, prefilled=True))
+    if is_heard:
+        core.step()
+        assert not core._ledger and core.rest_s() > 1.0, "it did not wait"
+        store.records = records
+    outputs = []
+    while core.has_work:
+        outputs += core.step().outputs
+    assert sum([out.tokens for out in outputs], ()) == reference.tokens[-1][-10:]
+    assert (outputs[-1].timings.loaded_tokens > 0) == is_heard
+    core.close()
 
 
 @pytest.mark.parametrize("call", ["count", "put", "get", "poll"])

@@ -277,7 +277,7 @@ class ScriptedClient(ClientBase):
                 self.holding.set()
                 await self.proceeding.wait()
             await asyncio.sleep(0)
-            if self.fail_request and number == 1:
+            if self.fail_request and number == min(1, request.sampling.max_tokens):
                 self._out(TokensOut(name, finish_reason="error", error=self.fail_request))
                 return
             room = request.sampling.max_tokens - produced

@@ -47,6 +47,7 @@ async def test_the_engine_that_decodes_begins_when_the_prompt_is_computed() -> N
     assert await running == ["I am a"]
     (asked,), (whole,) = prefill.requests, decodes.requests
     assert (asked.prompt, asked.cache_salt, asked.sampling.max_tokens) == (whole.prompt, "mine", 0)
+    assert whole.prefilled and not asked.prefilled
     assert nothing_is_left(fleet) and fleet.router.told == ["a"]
 
 
@@ -70,7 +71,7 @@ async def test_an_engine_that_does_not_compute_a_prompt_changes_nothing(
         await prefill.holding.wait()
         prefill.die()
     assert await running == ["I am a"]
-    assert nothing_is_left(fleet)
+    assert nothing_is_left(fleet) and not fleet.clients["a"].requests[0].prefilled
     if how == "is late":
         await prefill.abort_seen.wait()
 

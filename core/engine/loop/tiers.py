@@ -126,6 +126,12 @@ class Tiers:
             return self._staging.read(number, ids, compute_s)
         return None
 
+    def knows(self, prefix: Prefix) -> bool:
+        """Whether every whole block of it is in a block, in memory or in some further store; ``True`` where there is
+        none to ask."""
+        full, stores = prefix.num_tokens // self._block_size, self._staging.stores
+        return not stores or any(self._reach(prefix, partial(self._has_with, each)) == full for each in stores)
+
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
         return self._has(group, key) or self._staging.count(store, [(group, key)]) == 1
 

@@ -50,7 +50,8 @@ class RemotePrefill:
         self.engine = engine
         self._stream = engine.client.submit(own)
         self._share = Share(engine.load, len(request.prompt), 0)
-        self._is_over = False
+        self.is_done = self._is_over = False
+        """Well: stores have it, or are about to hear of it."""
 
     async def wait(self) -> None:
         """Until it is computed, lost or late."""
@@ -59,6 +60,7 @@ class RemotePrefill:
             async with asyncio.timeout(UNKNOWN_S if expected_s is None else max(LEAST_S, LATE * expected_s)):
                 async for out in self._stream:
                     self._is_over = self._is_over or out.finish_reason is not None
+                    self.is_done = out.finish_reason == "length"
         self.close()
 
     def close(self) -> None:
@@ -73,8 +75,10 @@ class RemotePrefill:
 class AfterPrefill:
     """An :class:`~engine.loop.client.OutputStream` that begins when a prompt was computed elsewhere."""
 
-    def __init__(self, request_id: str, prefill: RemotePrefill, submit: Callable[[], OutputStream]) -> None:
-        self._request_id, self._prefill, self._submit = request_id, prefill, submit
+    def __init__(
+        self, request: EngineRequest, prefill: RemotePrefill, submit: Callable[[EngineRequest], OutputStream]
+    ) -> None:
+        self._request, self._prefill, self._submit = request, prefill, submit
         self._stream: OutputStream | None = None
         self._aborted: FinishReason | None = None
         self._over = asyncio.Event()
@@ -90,8 +94,8 @@ class AfterPrefill:
                 if self._has_ended:
                     raise StopAsyncIteration
                 self._has_ended = True
-                return TokensOut(self._request_id, finish_reason=self._aborted, timings=Timings())
-            self._stream = self._submit()
+                return TokensOut(self._request.request_id, finish_reason=self._aborted, timings=Timings())
+            self._stream = self._submit(msgspec.structs.replace(self._request, prefilled=self._prefill.is_done))
         return await self._stream.__anext__()
 
     async def _wait(self) -> None:

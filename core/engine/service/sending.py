@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.client import EngineDead, OutputStream
@@ -97,14 +96,13 @@ class Sending:
 
     def _submit_to(self, engine: EngineHandle) -> OutputStream:
         """Raises :class:`EngineDead`."""
-        submit = partial(engine.client.submit, self.request)
         prefill, self._prefill = self._prefill, None
         if prefill is None:
-            return submit()
+            return engine.client.submit(self.request)
         if not engine.client.alive:
             self._prefill = prefill
             raise EngineDead("it is not alive")
-        return AfterPrefill(self.request.request_id, prefill, submit)
+        return AfterPrefill(self.request, prefill, engine.client.submit)
 
     async def _send_soon(self, failure: EngineDead) -> None:
         """As :meth:`_send`, once another engine takes it, unless it is aborted meanwhile."""

@@ -63,8 +63,11 @@ class Peer:
     """One address. But for :attr:`known`, :meth:`has` and :meth:`forget`, all of it belongs to the thread that runs
     :meth:`run`."""
 
-    def __init__(self, address: tuple[str, int], card: Card, timeout_s: float) -> None:
-        self._address, self._card, self._timeout_s = address, card, timeout_s
+    def __init__(
+        self, address: tuple[str, int], card: Card, timeout_s: float, heard: Callable[[], None] = lambda: None
+    ) -> None:
+        """``heard``: called when it has named records."""
+        self._address, self._card, self._timeout_s, self._heard = address, card, timeout_s, heard
         self.known = self._nothing()
         """What it has, as far as it is connected."""
         self.faults = 0
@@ -187,6 +190,8 @@ class Peer:
                         if news > MOST_NEWS:
                             raise Misbehaved(f"named {news} records within {FLOOD_S:.0f} s")
                         self._note(known, ids, kind == HAVE)
+                        if kind == HAVE:
+                            self._heard()
                     elif kind == RECORD:
                         await self._take_record(sock, self._first_asked(number))
                     elif kind == MISSING:

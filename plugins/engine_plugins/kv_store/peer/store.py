@@ -106,7 +106,8 @@ class PeerStore:
         self._listener = self._listen()
         addresses = [address_of("kv_store.peer.peers", each) for each in self._config.peers]
         own = self._listener.getsockname()[:2]
-        self.peers = [Peer(each, self._card, self._config.timeout_s) for each in addresses if each != own]
+        timeout_s = self._config.timeout_s
+        self.peers = [Peer(each, self._card, timeout_s, wake) for each in addresses if each != own]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kv-peer", daemon=True)
         self._thread.start()
         self._ready.wait(READY_S)
