@@ -127,10 +127,13 @@ class Tiers:
         return None
 
     def knows(self, prefix: Prefix) -> bool:
-        """Whether every whole block of it is in a block, in memory or in some further store; ``True`` where there is
-        none to ask."""
+        """Whether its last whole block, which is stored after the others, is found in all groups; ``True`` where there
+        is no further store that could hear of it."""
         full, stores = prefix.num_tokens // self._block_size, self._staging.stores
-        return not stores or any(self._reach(prefix, partial(self._has_with, each)) == full for each in stores)
+        if not full or not stores or not prefix.keys:
+            return True
+        key = prefix.keys[full]
+        return all(any(self._has_with(each, group.group_id, key) for each in stores) for group in self._groups)
 
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
         return self._has(group, key) or self._staging.count(store, [(group, key)]) == 1

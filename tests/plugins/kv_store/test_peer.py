@@ -345,6 +345,14 @@ def test_a_peer_that_has_gone_is_a_miss_and_one_that_comes_back_is_asked_again(s
     pair.close(1.0)
 
 
+def test_a_peer_that_starts_again_is_asked_as_soon_as_it_comes(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "FIRST_PAUSE_S", 1e3)
+    monkeypatch.setattr(asking, "LONGEST_PAUSE_S", 1e3)
+    pair = suite.pair()  # the first one has looked for the second before that was there
+    assert until(lambda: bool(pair.gives.peers[0]._socket))  # type: ignore[attr-defined]
+    pair.close(1.0)
+
+
 def test_who_comes_later_hears_of_what_is_there(suite: Suite) -> None:
     pair, ids = suite.pair(), ids_of(8)
     suite.written(pair, ids)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
@@ -78,7 +79,8 @@ class Peer:
         self._waiting: deque[Request] = deque()
         self._asked: deque[Request] = deque()
         self._why = self._said = ""
-        self._did_well = False
+        self._did_well = self._is_bad = False
+        self._retry = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -101,7 +103,8 @@ class Peer:
         """Keep connected. Returns where the address is this engine's own."""
         failures = 0
         while True:
-            self._did_well = False
+            self._did_well = self._is_bad = False
+            self._retry.clear()
             try:
                 await self._connected()
             except ItIsMe:
@@ -120,11 +123,18 @@ class Peer:
                 self._asked.clear()
                 self._waiting.clear()
             failures = 0 if self._did_well else failures + 1
-            await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))):
+                    await self._retry.wait()
+
+    def somebody_came(self) -> None:
+        """Perhaps it has just started: it need not be waited for."""
+        if not self._is_bad:
+            self._retry.set()
 
     def _misbehaved(self, how: str) -> None:
         self.faults += 1
-        self._did_well = False
+        self._did_well, self._is_bad = False, True
         self._say(how)
 
     def _say(self, what: str) -> None:
@@ -157,6 +167,8 @@ class Peer:
                 sock = socket.socket(family, kind, protocol)
                 sock.setblocking(False)
                 await loop.sock_connect(sock, where)
+                if sock.getsockname() == sock.getpeername():  # nobody listens, and the system has given it that port
+                    raise ConnectionError("nobody listens")
         except BaseException as error:
             if sock is not None:
                 sock.close()

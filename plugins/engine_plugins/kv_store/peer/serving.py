@@ -55,11 +55,12 @@ class Visitor:
         timeout_s: float,
         ask: Callable[[Asked], None],
         give_back: Callable[[Sequence[Loan]], None],
+        came: Callable[[], None],
     ) -> None:
         """``ask``: have the loop look for records, which :meth:`answer` is called with; ``give_back``: what was
-        sent."""
+        sent; ``came``: called when it has greeted."""
         self._socket, self._card, self._timeout_s = sock, card, timeout_s
-        self._ask, self._give_back = ask, give_back
+        self._ask, self._give_back, self._came = ask, give_back, came
         self.is_welcome = self._is_gone = False
         self._answers: deque[Answer] = deque()
         self._news: deque[tuple[int, RecordId]] = deque(maxlen=2 * MOST_KNOWN)
@@ -73,6 +74,7 @@ class Visitor:
             if (wants := await welcome(self._socket, self._card)) is None:
                 return
             self.is_welcome = True
+            self._came()
             if wants == ALL:
                 self._ask(Asked(self, 0, None))
             sender = asyncio.create_task(self._send())

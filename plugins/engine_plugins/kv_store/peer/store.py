@@ -244,6 +244,10 @@ class PeerStore:
         self._asked.append(asked)
         self._wake()
 
+    def _came(self) -> None:
+        for peer in self.peers:
+            peer.somebody_came()
+
     def _give_back(self, loans: Sequence[Loan]) -> None:
         self._returned.extend(loans)
         self._wake()
@@ -278,7 +282,7 @@ class PeerStore:
                 sock.close()
                 continue
             prepare(sock)
-            visitor = Visitor(sock, self._card, self._config.timeout_s, self._ask, self._give_back)
+            visitor = Visitor(sock, self._card, self._config.timeout_s, self._ask, self._give_back, self._came)
             self._visitors.add(visitor)
             task = asyncio.create_task(self._visit(visitor, f"{host}:{port}"))
             tasks.add(task)
