@@ -113,8 +113,11 @@ async def test_prompts_are_computed_where_they_are_decoded_if_little_is_missing_
     fleet.router.decision = Attempts(("a",), cached_tokens=(1,))
     assert await texts(fleet, fleet.job()) == ["I am a"]
     fleet.router.decision = Attempts(("a",))
-    assert await texts(fleet, fleet.job(n=2)) == ["I am a"] * 2
+    assert await texts(fleet, fleet.job(n=2, cache_salt="two")) == ["I am a"] * 2
+    assert await texts(fleet, fleet.job()) == ["I am a"], "it has had this prompt"
     assert prefill_of(fleet).requests == []
+    assert await texts(fleet, fleet.job(cache_salt="another")) == ["I am a"]
+    assert len(prefill_of(fleet).requests) == 1
 
 
 @in_loop

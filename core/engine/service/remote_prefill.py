@@ -26,15 +26,16 @@ def prefill_for(
     request: EngineRequest, cached_tokens: int, decodes: EngineHandle, engines: Iterable[EngineHandle]
 ) -> RemotePrefill | None:
     """The prompt, sent to the engine for prompts that has the fewest to compute; ``None`` where there is none, or too
-    little is missing. ``cached_tokens``: of the prompt, expected at the engine that ``decodes``."""
+    little is missing at the engine that ``decodes``: ``cached_tokens``, which the router expects there, and what
+    the prompt shares with others that were sent there are not."""
     able = [engine for engine in engines if engine.role == "prefill" and engine.takes_requests]
     if decodes.role != "decode" or not able or request.sampling.prompt_logprobs is not None:
         return None
-    engine = min(able, key=lambda engine: engine.load.queued_tokens)
-    if len(request.prompt) - cached_tokens <= engine.plan.settings.fleet.prefill_tokens:
+    cached = max(cached_tokens, decodes.prompts.shared(request.prompt, request.cache_salt))
+    if len(request.prompt) - cached <= decodes.plan.settings.fleet.prefill_tokens:
         return None
     try:
-        return RemotePrefill(engine, request)
+        return RemotePrefill(min(able, key=lambda engine: engine.load.queued_tokens), request)
     except EngineDead:  # died a moment ago
         return None
 
