@@ -94,7 +94,9 @@ def test_what_a_launcher_says_of_its_settings_has_the_names_that_they_have_here(
 
 
 def test_engines_for_prompts_are_the_last_ones_and_need_a_store_that_engines_share(plan):
-    settings = plan("fleet.replicas=3", "fleet.prefill=1", "kv_store=[host,peer]").settings.fleet
+    made = plan("fleet.replicas=3", "fleet.prefill=1", "kv_store=[host,peer]")
+    settings = made.settings.fleet
+    assert fleet(made).startswith("fleet: 3 engines (1 for prompts), each with ")
     assert [settings.role(number) for number in range(3)] == ["decode", "decode", "prefill"]
     assert [plan("fleet.replicas=2").settings.fleet.role(number) for number in range(2)] == ["both"] * 2
     (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=1", "kv_store=[host]")
