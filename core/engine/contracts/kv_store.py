@@ -52,7 +52,7 @@ class KVStore(Protocol):
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         """Called once, before anything else. ``wake`` may be called from any thread: the loop will then call
-        :meth:`StagedStore.poll` soon, also when it sleeps."""
+        :meth:`StagedStore.poll` soon, also when it sleeps. Raises ``ValueError`` saying which setting does not do."""
         ...
 
     def usage(self) -> StoreUsage:

@@ -57,12 +57,15 @@ def open_stores(
     plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue, core: EngineCore
 ) -> None:
     """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. Raises :class:`DoesNotFit`
-    for memory that does not hold a record."""
+    for memory that does not hold a record, and for a store that cannot be opened as it is configured."""
     records = Records(runner.kv)
     layout = RecordLayout(_digest(core.namespace, plan, runner), records.num_bytes)
-    for store in bound.kv_stores:
-        store.open(layout, lambda: core.wake())
     memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
+    for name, store in zip(names, bound.kv_stores, strict=True):
+        try:
+            store.open(layout, lambda: core.wake())
+        except ValueError as error:
+            raise DoesNotFit(f"kv_store={name}: {error}") from error
     assert isinstance(memory, MemoryStore)
     own = [memory.memory(group) for group in range(runner.kv.num_groups)]
     for group, size in enumerate(records.num_bytes):

@@ -119,12 +119,14 @@ class KVStoreConformance:
     def staged(self, layout: RecordLayout = LAYOUT) -> StagedStore:
         store = self.opened(layout)
         if not isinstance(store, StagedStore):
+            store.close(1.0)
             pytest.skip("its records are in memory")
         return store
 
     def memory(self) -> MemoryStore:
         store = self.opened()
         if not isinstance(store, MemoryStore):
+            store.close(1.0)
             pytest.skip("its records are not in memory")
         return store
 
@@ -218,6 +220,7 @@ class KVStoreConformance:
     def test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back(self) -> None:
         store, ids = self.staged(), ids_of(8)
         if not isinstance(store, Pair):
+            store.close(1.0)
             pytest.skip("it does not share")
         self.written(store, ids)
         del store.memory[ids[4]]

@@ -9,6 +9,7 @@ asked of it is a miss.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 import threading
@@ -122,11 +123,11 @@ class PeerStore:
                 family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
                 listener = socket.create_server((host, port), family=family, backlog=MOST_STRANGERS)
             except OSError as error:
-                why = why or f"{text}: {error.strerror or error}"
+                why = why or f"{text}: {os.strerror(error.errno) if error.errno else error}"
             else:
                 listener.setblocking(False)
                 return listener
-        raise ValueError(f"{key}: this engine cannot listen there ({why}); add a free address of this machine")
+        raise ValueError(f"{key}: this engine cannot listen there ({why}); expected a free address of this machine")
 
     # What others have --------------------------------------------------------------------------------------------
 
