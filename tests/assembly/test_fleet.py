@@ -91,3 +91,17 @@ def test_what_cannot_be_is_refused_by_name(plan, overrides, why):
 def test_what_a_launcher_says_of_its_settings_has_the_names_that_they_have_here():
     said = "parallelism=far: no room; parallelism.wait_s=3"
     assert in_fleet(said) == "fleet.launcher=far: no room; fleet.launch.wait_s=3"
+
+
+def test_engines_for_prompts_are_the_last_ones_and_need_a_store_that_engines_share(plan):
+    made = plan("fleet.replicas=3", "fleet.prefill=1", "kv_store=[host,peer]")
+    settings = made.settings.fleet
+    assert fleet(made).startswith("fleet: 3 engines (1 for prompts), each with ")
+    assert [settings.role(number) for number in range(3)] == ["decode", "decode", "prefill"]
+    assert [plan("fleet.replicas=2").settings.fleet.role(number) for number in range(2)] == ["both"] * 2
+    (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=1", "kv_store=[host]")
+    assert "fleet.prefill=1" in problem and "kv_store=[host] has none" in problem and "shared_records" in problem
+    (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=2", "kv_store=[host,peer]")
+    assert problem == "fleet.prefill=2: expected 0 to 1"
+    (problem,) = refused(plan, "fleet.autoscale.max=2", "fleet.prefill=1", "kv_store=[host,peer]")
+    assert "fleet.autoscale.max=2" in problem

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +15,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.loop import pool
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.inbox import Inbox
@@ -21,6 +24,7 @@ from engine.plugin_guard.calls import named
 from engine.startup.segments import Segments
 from engine.testing.kv_store import files_in_memory
 from engine_plugins.kv_store.host import HostStore
+from tests.addresses import free_addresses
 from tests.selection import few
 
 from .drafted import Answer, answers
@@ -68,29 +72,78 @@ def test_next_turns_load_what_the_pool_has_lost(references: References, name: st
     computed.close()
 
 
-@few(4)
+@contextmanager
+def served(core: EngineCore, records: int, other: EngineCore) -> Iterator[None]:
+    """Meanwhile an engine that has nothing to do gives others its records, as its loop would; so many are known to the
+    other one."""
+    ends = threading.Event()
+
+    def poll() -> None:
+        while not ends.wait(0.002):
+            core.take_stored()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    while other.stats().stores[1].records < records:
+        time.sleep(0.002)
+    yield
+    ends.set()
+    thread.join()
+
+
+def wait_until_nothing_is_held(core: EngineCore) -> None:
+    ends = time.monotonic() + 20.0
+    while any(group.holds for group in core._pool.tiers._memory.store._groups):
+        assert time.monotonic() < ends, "records are still held"
+        core.take_stored()
+        time.sleep(0.002)
+
+
+@few(5)
+@pytest.mark.parametrize("store", ["disk", "peer"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_another_engine_reads_them_from_the_disk(references: References, name: str, tmp_path: Path) -> None:
-    reference = references(name)
-    disk = (*HOST, "kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "kv_store.disk.max_bytes=67108864")
-    engine = start(reference, *disk)
-    answers(engine.core, reference.requests("first"), 6)
-    engine.core.close()
-    other = start(reference, *disk)
-    assert other.info.namespace == engine.info.namespace != ""
-    again = other.core
-    found, loaded = loaded_by(again, reference.turns("then"))
+def test_another_engine_reads_them_from_a_further_store(
+    references: References, name: str, store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("t" * 32)
+    reference, addresses = references(name), ",".join(free_addresses(2))
+    own = {
+        "disk": (f"kv_store.disk.path={tmp_path / 'kv'}", "kv_store.disk.max_bytes=67108864"),
+        "peer": (
+            f"kv_store.peer.peers=[{addresses}]",
+            f"kv_store.peer.token_file={tmp_path / 'token'}",
+            "kv_store.peer.timeout_s=20",
+        ),
+    }
+    stores = (*HOST, f"kv_store=[host,{store}]", *own[store])
+    engine = start(reference, *stores)
+    first = engine.core
+    answers(first, reference.requests("first"), 6)
+    first.take_stored()
+    records = first.stats().stores[0].records
+    with ExitStack() as meanwhile:
+        if store == "disk":
+            first.close()
+        other = start(reference, *stores)
+        assert other.info.namespace == engine.info.namespace != ""
+        again = other.core
+        if store == "peer":
+            meanwhile.enter_context(served(first, records, again))
+        found, loaded = loaded_by(again, reference.turns("then"))
     assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
     whole = [(length + OUTPUT - 11) // 8 * 8 for length in LENGTHS]
     assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
-    host, disk_ = again.stats().stores
+    host, further = again.stats().stores
     for answer in found:
         staged = answer.timings.staged
-        assert answer.timings.loaded.get("disk", 0) == (0 if staged is None else staged.num_tokens)
-    assert host.loaded_tokens + disk_.loaded_tokens == sum(loaded.values()) and disk_.loaded_tokens >= max(whole)
-    assert disk_.loads and disk_.loaded_bytes and disk_.load_s > 0.0 and not any(disk_.skipped[why] for why in FAILED)
-    again.close()
-    again._pool.tiers._memory.store.check()
+        assert answer.timings.loaded.get(store, 0) == (0 if staged is None else staged.num_tokens)
+    assert host.loaded_tokens + further.loaded_tokens == sum(loaded.values()) and further.loaded_tokens >= max(whole)
+    assert further.loads and further.loaded_bytes and further.load_s > 0.0
+    assert not any(further.skipped[why] for why in FAILED)
+    for core in (again, first) if store == "peer" else (again,):
+        wait_until_nothing_is_held(core)
+        core.close()
+        core._pool.tiers._memory.store.check()
 
 
 @few(2)
@@ -346,6 +399,32 @@ def test_tokens_are_the_same_whatever_becomes_of_a_read(references: References, 
     core.check_idle()
     core.close()
     memory.check()
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_prompt_that_another_engine_has_computed_waits_until_stores_hear_of_it(
+    references: References, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, store = references("qwen2"), Careless("at once")
+    core, memory = behind_memory(reference, store)
+    answers(core, reference.requests("first"), 6)
+    core.take_stored()
+    empty_pool(core)
+    memory.clear()
+    records, store.records = store.records, {}
+    monkeypatch.setattr(pool, "HEARD_S", 1e3 if is_heard else 0.05)
+    last = reference.turns("then")[-1]
+    core.submit(EngineRequest("last", last.prompt, last.sampling, prefilled=True))
+    if is_heard:
+        core.step()
+        assert not core._ledger and core.rest_s() > 1.0, "it did not wait"
+        store.records = records
+    outputs = []
+    while core.has_work:
+        outputs += core.step().outputs
+    assert sum([out.tokens for out in outputs], ()) == reference.tokens[-1][-10:]
+    assert (sum(outputs[-1].timings.loaded.values()) > 0) == is_heard
+    core.close()
 
 
 @pytest.mark.parametrize("call", ["has", "put", "get", "poll"])

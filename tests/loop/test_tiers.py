@@ -73,6 +73,24 @@ class House:
         slots.remove(self.keys[at + 1])
 
 
+def test_what_waits_for_records_is_called_when_they_can_be_found() -> None:
+    house, done, seen = House(FULL), [], []
+    house.tiers._store = lambda moves, end: done.append(end)
+    house.tiers.when_stored(lambda: seen.append("nothing to wait for"))
+    lease = house.computed(4 * BLOCK, step=2 * BLOCK)
+    key = house.keys[4]
+    house.tiers.when_stored(lambda: seen.append(house.memory.find(0, key)))
+    for end in done:
+        house.tiers.poll()
+        assert len(seen) == 1
+        end(True)
+    house.tiers.poll()
+    assert seen[1] is not None
+    house.tiers.when_stored(lambda: seen.append("all is stored"))
+    assert len(seen) == 3
+    house.allocator.release(lease)
+
+
 OTHERS = pytest.mark.parametrize("other", [WINDOWED, CHUNKED, STATE], ids=lambda group: group.kind)
 
 

@@ -277,13 +277,13 @@ class ScriptedClient(ClientBase):
                 self.holding.set()
                 await self.proceeding.wait()
             await asyncio.sleep(0)
-            if self.fail_request and number == 1:
+            if self.fail_request and number == min(1, request.sampling.max_tokens):
                 self._out(TokensOut(name, finish_reason="error", error=self.fail_request))
                 return
             room = request.sampling.max_tokens - produced
             tokens = tokens[:room]
             produced += len(tokens)
-            ended = tokens[-1] == END and not request.sampling.ignore_eos
+            ended = tokens[-1:] == (END,) and not request.sampling.ignore_eos
             reason = "stop" if ended else "length" if produced == request.sampling.max_tokens else None
             self._out(
                 TokensOut(
@@ -343,6 +343,7 @@ class DirectRouter:
     def __init__(self) -> None:
         self.decision: Any = RouteToEngine("default")
         self.requests: list[Any] = []
+        self.fleets: list[Any] = []
         self.answers: list[Any] = []
         self.told: list[str] = []
         """Engines that requests were sent to."""
@@ -352,6 +353,7 @@ class DirectRouter:
 
     def place(self, request: Any, fleet: Any) -> Any:
         self.requests.append(request)
+        self.fleets.append(fleet)
         if isinstance(self.decision, Exception):
             raise self.decision
         return self.decision

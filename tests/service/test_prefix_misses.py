@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.service.prefix_misses import MAX_PROMPTS, RecentPrompts
+from engine.service.prefix_misses import LOOKED_AT, MAX_PROMPTS, RecentPrompts
 
 SYSTEM = "You are a helpful assistant. Answer in short sentences and cite the manual where you can, please. "
 TOOLS = "Tools: search(query) looks something up, calculate(expression) computes it, mail(to, text) sends it away. "
@@ -100,3 +100,12 @@ def test_what_is_kept_is_bounded() -> None:
     assert recent.explain("short0", 0, 16, decode) is None and len(recent._prompts) == MAX_PROMPTS
     recent.add("huge", range(1000), "")
     assert recent.explain("huge", 0, 16, decode) is None
+
+
+def test_a_prompt_shares_its_beginning_with_the_last_ones_of_its_tenant() -> None:
+    recent = RecentPrompts()
+    recent.add("old", [1, 2, 3, 4], "a")
+    for number in range(LOOKED_AT - 1):
+        recent.add(f"{number}", [1, 9, number], "a")
+    recent.add("another", [1, 2, 3, 4, 5], "b")
+    assert [recent.shared([1, 2, 3, 7], salt) for salt in "abc"] == [1, 3, 0]

@@ -28,11 +28,18 @@ COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "
         (["kv_store=[host]", "kv_allocator=paged"], "kv_store=host needs kv_allocator with prefix_cache"),
         (["kv_store=[host]", "kv_store.host.max_bytes=10"], r"kv_store\.host\.max_bytes=10"),
         (["kv_store=[hosts]"], "no such kv_store"),
+        (
+            ["kv_store=[host,peer]", "kv_store.peer.listen=192.0.2.1:29701", "kv_store.peer.token_file={token}"],
+            r"^kv_store=peer: kv_store\.peer\.listen: this engine cannot listen there \(192\.0\.2\.1:29701: .*; exp",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], words: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 32)
+    own = [each.format(folder=tmp_path / "kv", token=token) for each in overrides]
     with pytest.raises((AssemblyError, ValueError), match=words):
-        build_engine(assemble([*COMMON, *(each.format(folder=tmp_path / "kv") for each in overrides)]))
+        build_engine(assemble([*COMMON, *own]))
 
 
 def test_all_ranks_together_plan_for_one_bound_on_memory() -> None:

@@ -52,7 +52,9 @@ def fleet(plan: EnginePlan) -> str:
         return ""
     least = plan.settings.fleet.autoscale.min
     many = f"{replicas}" if plan.settings.fleet.autoscale.max is None else f"{least} to {replicas}"
-    said = f"fleet: {many} engine{'s' * (many != '1')}, each with "
+    prefill = plan.settings.fleet.prefill
+    prompts = f" ({prefill} for prompts)" if prefill else ""
+    said = f"fleet: {many} engine{'s' * (many != '1')}{prompts}, each with "
     if plan.launcher is not None:
         return f"{said}{_of_machine(plan)} of a machine that fleet.launcher={plan.launcher.name} finds"
     if plan.device.kind == "cuda":

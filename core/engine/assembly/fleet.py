@@ -10,6 +10,7 @@ from engine.assembly.compose.selection import Selection
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import listing, nearest
 from engine.contracts.config import ParallelismConfig, Settings
+from engine.contracts.kv_store import SHARED
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.parallelism import ENGINES, ENGINES_HERE
 from engine.plugin_guard.calls import error_line
@@ -62,7 +63,14 @@ def fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts
     own. ``elsewhere``: a launcher starts them."""
     if settings.gateway.targets:
         return ["gateway.targets: servers elsewhere are for engine gateway; leave it out"]
-    replicas = settings.fleet.replicas
+    replicas, prefill = settings.fleet.replicas, settings.fleet.prefill
+    stores = [one for one in chosen if one.slot == "kv_store"]
+    if prefill and not any(SHARED in one.offer.provider.provides for one in stores):
+        names = [one.offer.name for one in stores]
+        return [
+            f"fleet.prefill={prefill}: engines that decode need a store in which they find what others have computed, "
+            f"and kv_store=[{','.join(names)}] has none; add one that provides {SHARED}"
+        ]
     (config,) = (one.config for one in chosen if one.slot == SLOT)
     nodes = int(config["nodes"])
     if elsewhere:

@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+SHARED = "shared_records"
+"""Capability of stores in which one engine finds what another one has just computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
@@ -57,7 +60,7 @@ class KVStore(Protocol):
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         """Called once, before anything else. ``wake`` may be called from any thread: the loop will then call
-        :meth:`StagedStore.poll` soon, also when it sleeps."""
+        :meth:`StagedStore.poll` soon, also when it sleeps. Raises ``ValueError`` saying which setting does not do."""
         ...
 
     def usage(self) -> StoreUsage:
@@ -165,4 +168,36 @@ class SharedStore(MemoryStore, Protocol):
     def others(self) -> OtherEngines | None:
         """What the other engines have; ``None``: there are none. Called after :meth:`KVStore.open`, and gives the same
         object each time. The core opens it, and stores nothing here that is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A record of memory, for a store that gives it to somebody else."""
+
+    record: memoryview
+    """Its bytes, not to be written to. They stay as they are until they were given back."""
+    give_back: Callable[[], None]
+    """To be called once."""
+
+
+class Lender(Protocol):
+    """The records that are in memory. Not to be called but within a call of the store's own methods."""
+
+    def has(self, group: int, key: bytes) -> bool:
+        """Whether a record is there now."""
+        ...
+
+    def lend(self, group: int, key: bytes) -> Loan | None:
+        """``None``: it is not there, or too much is lent."""
+        ...
+
+
+@runtime_checkable
+class LendingStore(StagedStore, Protocol):
+    """A store that gives records of this engine's memory to other engines, and gets those of theirs. What memory has
+    it is told by :meth:`StagedStore.put`; what made way there it finds out when it is asked for it."""
+
+    def serve(self, lender: Lender) -> None:
+        """Called once, after :meth:`KVStore.open`. It gives no record to anybody before."""
         ...

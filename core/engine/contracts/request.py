@@ -81,6 +81,8 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     requests of an engine have one, or none has."""
     itl_ms: float = 0.0
     """While it decodes, steps should take no longer than this; 0: ``scheduler.itl_target_ms``."""
+    prefilled: bool = False
+    """Another engine has just computed the prompt: stores may hear of it a moment later."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -73,7 +73,11 @@ def build_app(
     findings, by name; ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
     Call inside a running event loop. Raises :class:`AssemblyError` where ``server.keys`` cannot be read."""
     checks = GrammarChecks(grammars, plan.constraint)
-    engines = {name: EngineHandle(name, plan, client, tokenizer, checks) for name, client in clients.items()}
+    role = plan.settings.fleet.role
+    engines = {
+        name: EngineHandle(name, plan, client, tokenizer, role(number), checks)
+        for number, (name, client) in enumerate(clients.items())
+    }
     state = _state(plan, engines, router, exporters, finders or {})
     for engine in engines.values():
         engine.publish_to(state.bus.publish)

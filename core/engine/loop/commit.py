@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.loop.drafting import Drafted
@@ -84,18 +85,20 @@ class Committer:
         s.last_token_s = now
         if reason is not None:
             self._end(s)
-        self._publish(
-            TokensOut(
-                s.request_id,
-                tokens=tokens,
-                logprobs=outcome.logprobs[:taken],
-                prompt_logprobs=prompt_logprobs,
-                finish_reason=reason,
-                stop_token=tokens[-1] if reason == "stop" else None,
-                timings=None if reason is None else s.timings(now),
-                at_s=now,
-            )
+        out = TokensOut(
+            s.request_id,
+            tokens=tokens,
+            logprobs=outcome.logprobs[:taken],
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_token=tokens[-1] if reason == "stop" else None,
+            timings=None if reason is None else s.timings(now),
+            at_s=now,
         )
+        if s.request.sampling.max_tokens == 0:  # whoever hears of it may look for what was computed
+            self._pool.when_stored(partial(self._publish, out))
+        else:
+            self._publish(out)
 
     def _end(self, sequence: Sequence, spoiled: bool = False) -> None:
         self._queues.finish(sequence)

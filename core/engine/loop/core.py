@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, MemoryStore, OtherEngines, SharedStore, StagedStore
+from engine.contracts.kv_store import KVStore, LendingStore, MemoryStore, OtherEngines, SharedStore, StagedStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
@@ -27,6 +27,7 @@ from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.forcing import MatcherOf
 from engine.loop.ledger import InFlight, Ledger
+from engine.loop.lending import Lending
 from engine.loop.messages import CauseOfDeath, EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
@@ -296,6 +297,9 @@ class EngineCore:
             others = named(found, name_of(memory), (OtherEngines,))
         staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
         staging = Staging(checked, staged, num_bytes, self._clock)
+        for each in staged:
+            if isinstance(each, LendingStore):
+                each.serve(Lending(checked, num_bytes))
 
         def store_and_wake(moves: SequenceOf[RecordMove], done: Callable[[bool], None]) -> None:
             def stored(well: bool) -> None:

@@ -15,8 +15,12 @@ from engine.contracts.step_cost import StepCost
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import NOTHING, Sequence
+from engine.loop.staging import Read
 from engine.loop.tiers import Tiers
 from engine.step.plan import BlockCopy, RecordMove
+
+HEARD_S = 0.05
+"""How long stores may take to hear of what another engine has computed."""
 
 
 class Pool:
@@ -65,13 +69,24 @@ class Pool:
         if self.tiers is None:
             return False
         if not sequence.looked:
-            sequence.looked = True
-            sequence.read = self.tiers.stage(self._reusable(sequence, staged=True), cost)
+            prefix, known_s = self._reusable(sequence, staged=True), sequence.submitted_s + HEARD_S
+            if sequence.request.prefilled and now_s < known_s and not self.tiers.knows(prefix):
+                sequence.read = Read.of_nothing(now_s, known_s)
+            else:
+                sequence.looked = True
+                sequence.read = self.tiers.stage(prefix, cost)
         return sequence.read is not None and sequence.read.waits(now_s)
+
+    def when_stored(self, call: Callable[[], None]) -> None:
+        """Call it once the records of all that was committed can be found; at once where none are kept."""
+        if self.tiers is None:
+            call()
+        else:
+            self.tiers.when_stored(call)
 
     def forget_read(self, sequence: Sequence, loaded: Mapping[str, int] = NOTHING) -> None:
         """It waits for no records any more. ``loaded``: tokens that it has from records, by store."""
-        if sequence.read is not None and self.tiers is not None:
+        if sequence.read is not None and sequence.read.ids and self.tiers is not None:
             staged = self.tiers.give_up(sequence.read, loaded)
             sequence.staged = sequence.staged or staged
         sequence.read = None

@@ -64,6 +64,11 @@ class Read:
     def waits(self, now_s: float) -> bool:
         return not (self.done or self.over) and now_s < self.deadline_s
 
+    @staticmethod
+    def of_nothing(begun_s: float, deadline_s: float) -> Read:
+        """It waits for stores to hear of records."""
+        return Read((), (), 0, begun_s, deadline_s)
+
 
 @dataclass(slots=True)
 class Tally:

@@ -9,6 +9,7 @@ waits, with no row and no block held.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,6 +111,10 @@ class Tiers:
             tally.name = name
         self._cost: StepCost | None = None
         """As it was when a request was looked at last."""
+        self._num_kept = self._num_stored = 0
+        """Calls of :meth:`keep`, and those of them that are done."""
+        self._after: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is to be called when so many are."""
 
     # What is found -----------------------------------------------------------------------------------------------
 
@@ -164,6 +169,15 @@ class Tiers:
         if read is not None:
             read.first, read.compute_ms = reach, compute_ms
         return read
+
+    def knows(self, prefix: Prefix) -> bool:
+        """Whether its last whole block, which is stored after the others, is found in all groups; ``True`` where there
+        is no further store that could hear of it."""
+        full, stores = prefix.num_tokens // self._block_size, self._staging.stores
+        if not full or not stores or not prefix.keys:
+            return True
+        key = prefix.keys[full]
+        return all(any(self._has_with(each, group.group_id, key) for each in stores) for group in self._groups)
 
     def _has_with(self, store: StagedStore, group: int, key: bytes) -> bool:
         return self._has(group, key) or self._staging.has(store, group, key)
@@ -261,7 +275,17 @@ class Tiers:
 
     def keep(self, new: Sequence[Kept]) -> None:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
+        self._num_kept += 1
         self._store([kept.move for kept in new], lambda well: self._stored.put((new, well)))
+
+    def when_stored(self, call: Callable[[], None]) -> None:
+        """Call it once everything that was kept until now can be found."""
+        self._after.append((self._num_kept, call))
+        self._call_after()
+
+    def _call_after(self) -> None:
+        while self._after and self._after[0][0] <= self._num_stored:
+            self._after.popleft()[1]()
 
     def poll(self) -> None:
         """Take in what other threads have done."""
@@ -273,6 +297,8 @@ class Tiers:
                 return
             for kept in new:
                 self._publish(kept, well)
+            self._num_stored += 1
+            self._call_after()
 
     def _publish(self, kept: Kept, well: bool) -> None:
         group = kept.move.group

@@ -27,6 +27,7 @@ from engine.service.output_text import OutputText
 from engine.service.parts import PartParser
 from engine.service.placing import Placing
 from engine.service.promises import Promise, late
+from engine.service.remote_prefill import prefill_for
 from engine.service.replay import replayed
 from engine.service.sending import Sending
 from engine.service.timings import Written
@@ -47,8 +48,10 @@ class Dispatcher:
     bus: EventBus
 
     def place(self, api: ApiRequest) -> Attempts | ToUrl | Answer:
-        """See :meth:`Placing.place`."""
-        return self.placing.place(api, [engine.view for engine in self.engines.values()])
+        """See :meth:`Placing.place`. Engines that compute prompts for others are asked where no other one can be."""
+        others = [engine for engine in self.engines.values() if engine.role != "prefill"]
+        able = others if any(engine.takes_requests for engine in others) else self.engines.values()
+        return self.placing.place(api, [engine.view for engine in able])
 
     @asynccontextmanager
     async def generate(
@@ -108,18 +111,23 @@ class Dispatcher:
         for index in range(job.num_sequences):
             request = _engine_request(job, index, max_len)
             cached_tokens = route.cached_tokens[index // job.api.n] if route.cached_tokens else 0
+            alone = job.num_sequences == 1  # several of one prompt share its blocks
+            prefill = prefill_for(request, cached_tokens, engines[0], self.engines.values()) if alone else None
             try:
                 sending = Sending(
                     request,
                     engines,
                     sent,
                     cached_tokens=cached_tokens,
-                    reason=reason,
+                    reason=reason if prefill is None else f"{reason}; prompt computed by {prefill.engine.id}",
                     again=again,
                     fleet=self.engines,
                     promise=job.promise,
+                    prefill=prefill,
                 )
             except EngineDead as dead:
+                if prefill is not None:
+                    prefill.close()
                 raise engine_died(dead.cause) from None
             sendings.append(sending)
             output = _output(engines[0].tokenizer, job, index, request.sampling, sending)

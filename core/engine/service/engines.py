@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.assembly.plan import EnginePlan
+from engine.contracts.config.fleet import Role
 from engine.contracts.events import DEFAULT_ENGINE, Event
 from engine.contracts.router import EngineView
 from engine.contracts.step_cost import StepCost
@@ -43,6 +44,7 @@ class EngineHandle:
     plan: EnginePlan
     client: EngineClient
     tokenizer: Tokenizer
+    role: Role = "both"
     grammars: GrammarChecks = field(default_factory=lambda: GrammarChecks(None))
     """Refuses grammars; shared by engines of one plan, as the tokenizer is."""
     supervisor: Supervisor = field(init=False)

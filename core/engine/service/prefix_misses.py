@@ -6,6 +6,7 @@ names positions and kinds.
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
 from collections import OrderedDict
@@ -16,6 +17,8 @@ from typing import Any, Literal
 MAX_TOKENS = 1 << 20
 """Most tokens of all prompts that are kept."""
 MAX_PROMPTS = 1024
+LOOKED_AT = 64
+"""Prompts that a new one is compared with before it is sent."""
 SAME = 32
 """So many equal tokens in a row are the same text."""
 NEAR = 64
@@ -49,6 +52,12 @@ class RecentPrompts:
         while self._num_tokens > self._max_tokens or len(self._prompts) > MAX_PROMPTS:
             _, oldest = self._prompts.popitem(last=False)
             self._num_tokens -= len(oldest.tokens)
+
+    def shared(self, tokens: Sequence[int], salt: str) -> int:
+        """Tokens from its beginning that a prompt shares with one of the last :data:`LOOKED_AT`."""
+        mine = array("I", tokens)
+        last = list(itertools.islice(reversed(self._prompts.values()), LOOKED_AT))
+        return max((common(mine, prompt.tokens) for prompt in last if prompt.salt == salt), default=0)
 
     def explain(
         self, request_id: str, cached: int, block_size: int, decode: Callable[[Sequence[int]], str]

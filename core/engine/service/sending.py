@@ -13,6 +13,7 @@ from engine.service.engines import EngineHandle
 from engine.service.forecast import Expected
 from engine.service.load import Share
 from engine.service.promises import Promise
+from engine.service.remote_prefill import AfterPrefill, RemotePrefill
 
 MOST_DEATHS = 2
 """A sequence that was with so many engines when they died fails: it may be what they died of."""
@@ -36,18 +37,20 @@ class Sending:
         again: Callable[[], Sequence[EngineHandle]],
         fleet: Mapping[str, EngineHandle],
         promise: Promise | None = None,
+        prefill: RemotePrefill | None = None,
     ) -> None:
         """``engines``: in the order in which they are tried; those that take no requests are passed over. ``sent`` is
         told of each that is sent the sequence. ``cached_tokens``: of the prompt, expected at the first one;
         ``reason``: why that one is the first, ``None``: there is no other. ``again``: asked for further engines once
-        none of these is left; ``fleet``: all of them, of which some may come back. ``promise``: of its class. Raises
-        :class:`EngineDead` where none takes it."""
+        none of these is left; ``fleet``: all of them, of which some may come back. ``promise``: of its class.
+        ``prefill``: what computes the prompt before. Raises :class:`EngineDead` where none takes it."""
         self.request = request
         self._reason = reason
         self._left = list(engines)
         self._again = again
         self._fleet = fleet
         self._promise = promise
+        self._prefill = prefill
         self._expected: Expected
         self._cached_tokens = cached_tokens
         self._sent = sent
@@ -77,7 +80,7 @@ class Sending:
     def _send_to(self, engine: EngineHandle) -> None:
         """Raises :class:`EngineDead`."""
         sent_s = time.monotonic()
-        self._stream: OutputStream = engine.client.submit(self.request)
+        self._stream = self._submit_to(engine)
         self.engine = engine
         """Which has the sequence."""
         self.sent_s = sent_s
@@ -90,6 +93,16 @@ class Sending:
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
         self._attempt += 1
         self._sent(engine)
+
+    def _submit_to(self, engine: EngineHandle) -> OutputStream:
+        """Raises :class:`EngineDead`."""
+        prefill, self._prefill = self._prefill, None
+        if prefill is None:
+            return engine.client.submit(self.request)
+        if not engine.client.alive:
+            self._prefill = prefill
+            raise EngineDead("it is not alive")
+        return AfterPrefill(self.request, prefill, engine.client.submit)
 
     async def _send_soon(self, failure: EngineDead) -> None:
         """As :meth:`_send`, once another engine takes it, unless it is aborted meanwhile."""

@@ -71,7 +71,7 @@ def open_stores(
     plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue | RankedDevice, core: EngineCore
 ) -> None:
     """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. Raises :class:`DoesNotFit`
-    for memory that does not hold a record.
+    for memory that does not hold a record, and for a store that cannot be opened as it is configured.
 
     With several ranks the stores are those of rank 0: their slots are every rank's, and a record is a slot's content on
     all of them.
@@ -79,11 +79,14 @@ def open_stores(
     records = Records(runner.kv)
     sizes = tuple([max(1, size) for size in records.num_bytes])  # slots have numbers, also where nothing is in them
     layout = RecordLayout(_digest(core.namespace, plan, runner), sizes, _on_all_ranks(plan, bound))
-    for store in bound.kv_stores:
-        store.open(layout, lambda: core.wake())
-        if isinstance(store, SharedStore) and (others := store.others()) is not None:
-            others.open(layout, lambda: core.wake())
     memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
+    for name, store in zip(names, bound.kv_stores, strict=True):
+        try:
+            store.open(layout, lambda: core.wake())
+            if isinstance(store, SharedStore) and (others := store.others()) is not None:
+                others.open(layout, lambda: core.wake())
+        except ValueError as error:
+            raise DoesNotFit(f"kv_store={name}: {error}") from error
     assert isinstance(memory, MemoryStore)
     own = [memory.memory(group) for group in range(runner.kv.num_groups)]
     for group, size in enumerate(sizes):

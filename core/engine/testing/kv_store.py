@@ -20,7 +20,16 @@ from operator import mul
 
 import pytest
 
-from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, SharedStore, StagedStore
+from engine.contracts.kv_store import (
+    KVStore,
+    LendingStore,
+    Loan,
+    MemoryStore,
+    RecordLayout,
+    SharedStore,
+    StagedStore,
+    StoreUsage,
+)
 from engine.testing.subject import Subject, Suite, filled
 
 LAYOUT = RecordLayout(sha256(b"the suite").digest(), (4096, 1000))
@@ -64,8 +73,76 @@ def wait_until(seen: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
+class Memory:
+    """See :class:`engine.contracts.kv_store.Lender`."""
+
+    def __init__(self) -> None:
+        self.records: dict[RecordId, bytearray] = {}
+        self.num_lent = 0
+
+    def has(self, group: int, key: bytes) -> bool:
+        return (group, key) in self.records
+
+    def lend(self, group: int, key: bytes) -> Loan | None:
+        if not self.has(group, key):
+            return None
+        self.num_lent += 1
+        return Loan(memoryview(self.records[group, key]), self._take_back)
+
+    def _take_back(self) -> None:
+        self.num_lent -= 1
+
+
+class Pair:
+    """Two stores that lend: what the memory behind one has, the other gets."""
+
+    def __init__(self, gives: LendingStore, asks: LendingStore) -> None:
+        self.gives, self.asks, self.memory = gives, asks, Memory()
+
+    def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
+        for store in (self.gives, self.asks):
+            store.open(layout, wake)
+        self.gives.serve(self.memory)
+
+    def usage(self) -> StoreUsage:
+        return self.asks.usage()
+
+    def clear(self) -> None:
+        for store in (self.gives, self.asks):
+            store.clear()
+
+    def close(self, deadline_s: float) -> None:
+        for store in (self.asks, self.gives):
+            store.close(deadline_s)
+
+    def has(self, group: int, key: bytes) -> bool:
+        return self.asks.has(group, key)
+
+    def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        self.memory.records[group, key] = bytearray(record)
+        ends, given = time.monotonic() + LONGEST_S, threading.Event()
+        while not self.asks.has(group, key) and time.monotonic() < ends:
+            if self.gives.put(group, key, memoryview(self.memory.records[group, key]), given.set):
+                assert given.wait(LONGEST_S), "done() was not called"
+            self.poll_both()
+            time.sleep(0.002)
+        done()
+        return True
+
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
+        return self.asks.get(ids, into)
+
+    def poll(self) -> Sequence[tuple[int, int]]:
+        return self.poll_both()
+
+    def poll_both(self) -> Sequence[tuple[int, int]]:
+        assert not self.gives.poll(), "a read ended that was not begun"
+        return self.asks.poll()
+
+
 class KVStoreConformance:
-    """Inherit, name the class ``Test...``, and implement :meth:`make`."""
+    """Inherit, name the class ``Test...``, and implement :meth:`make`. Of stores that lend (:class:`LendingStore`) it
+    makes two that find each other."""
 
     def make(self) -> KVStore:
         """A store that has room for 64 records of each group at least, not opened."""
@@ -73,18 +150,24 @@ class KVStoreConformance:
 
     def opened(self, layout: RecordLayout = LAYOUT) -> KVStore:
         store, self.woken = self.make(), threading.Event()
+        if isinstance(store, LendingStore):
+            other = self.make()
+            assert isinstance(other, LendingStore)
+            store = Pair(store, other)
         store.open(layout, self.woken.set)
         return store
 
     def staged(self, layout: RecordLayout = LAYOUT) -> StagedStore:
         store = self.opened(layout)
         if not isinstance(store, StagedStore):
+            store.close(1.0)
             pytest.skip("its records are in memory")
         return store
 
     def memory(self) -> MemoryStore:
         store = self.opened()
         if not isinstance(store, MemoryStore):
+            store.close(1.0)
             pytest.skip("its records are not in memory")
         return store
 
@@ -173,6 +256,22 @@ class KVStoreConformance:
         assert done.wait(LONGEST_S)
         own[:] = bytes(len(own))
         assert self.read(store, [each]) == [record_of(each)]
+        store.close(1.0)
+
+    def test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back(self) -> None:
+        store, ids = self.staged(), ids_of(8)
+        if not isinstance(store, Pair):
+            store.close(1.0)
+            pytest.skip("it does not lend")
+        self.written(store, ids)
+        del store.memory.records[ids[4]]
+        assert self.read(store, ids) == [record_of(each) for each in ids[:4]]
+        assert num_had(store, ids) == 4, "it is not asked for again"
+        ends = time.monotonic() + LONGEST_S
+        while store.memory.num_lent and time.monotonic() < ends:
+            store.poll()
+            time.sleep(0.002)
+        assert store.memory.num_lent == 0, "records are still held"
         store.close(1.0)
 
     # Stores whose records are in memory --------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from engine.contracts.command import CommandProvider
+from engine.contracts.kv_store import SHARED
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.kv_store.disk import DiskConfig
 from engine_plugins.kv_store.host import HostConfig
+from engine_plugins.kv_store.peer.store import PeerConfig
 
 FILLED = {"kv_allocator": ("prefix_cache",)}
 
@@ -27,6 +29,14 @@ def engine_kv_store() -> list[Provider]:
             config=DiskConfig,
             requires=FILLED,
             doc="Records are files: they survive the server, and are read back while a request waits.",
+        ),
+        Provider(
+            "peer",
+            "engine_plugins.kv_store.peer.store:PeerStore",
+            config=PeerConfig,
+            requires=FILLED,
+            provides=(SHARED,),
+            doc="Records that other engines have in memory are read over TCP while a request waits.",
         ),
     ]
 

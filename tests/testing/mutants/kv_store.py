@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engine.cli.plugins.templates.kv_store.plugin import MineStore, MineStoreConfig
@@ -11,7 +13,9 @@ from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
 from engine_plugins.kv_store.host import HostConfig, HostStore
+from engine_plugins.kv_store.peer.store import PeerConfig, PeerStore
 from engine_plugins.kv_store.segment import Origin, Others, Segment
+from tests.addresses import free_addresses
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 RecordId = tuple[int, bytes]
@@ -21,6 +25,17 @@ class Suite(OnPlugin, KVStoreConformance):
     def make(self) -> Any:
         config = HostConfig(max_bytes=1 << 20) if issubclass(self.plugin, HostStore) else MineStoreConfig()
         return self.plugin(config, build_context())
+
+
+class OfPeers(OnPlugin, KVStoreConformance):
+    """Its stores find each other at four addresses."""
+
+    def make(self) -> Any:
+        if not hasattr(self, "peers"):
+            self.peers = free_addresses(4)
+            self.folder = tempfile.TemporaryDirectory()
+            Path(self.folder.name, "token").write_text("t" * 32)
+        return self.plugin(PeerConfig(self.peers, token_file=f"{self.folder.name}/token"), build_context())
 
 
 @mutant(Suite, "test_a_missing_record_ends_what_is_found")
@@ -197,3 +212,22 @@ class SaysNothingOfWhatOthersForgot(HostStore):
         super().open(layout, wake)
         if self._others is not None:
             self._others.__class__ = Silent
+
+
+@mutant(OfPeers, "test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back")
+class Believes(PeerStore):
+    """Goes on saying that another engine has what it has not."""
+
+    def has(self, group: int, key: bytes) -> bool:
+        ever: set[RecordId] = self.__dict__.setdefault("ever", set())
+        if super().has(group, key):
+            ever.add((group, key))
+        return (group, key) in ever
+
+
+@mutant(OfPeers, "test_a_missing_record_ends_what_is_found")
+class AsksBackwards(PeerStore):
+    """Reads the last record first, and counts from there."""
+
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
+        return super().get(ids[::-1], into[::-1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.contracts.config.checks import at_least, between
 
 MOST_REPLICAS = 64
+Role = Literal["both", "prefill", "decode"]
+"""Of an engine: whether it computes prompts for others, decodes what they have computed, or does all by itself."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class FleetSettings:
     can, such as ``ray``: each engine runs on a machine that it finds."""
     launch: dict[str, Any] = field(default_factory=dict)
     """Settings of that plugin, by the names that they have there: ``fleet.launch.address``."""
+    prefill: int = 0
+    """So many of the replicas, the last ones, compute prompts for the others, which read keys and values from them."""
+    prefill_tokens: int = 512
+    """They are asked for prompts of which more tokens are not expected to be cached."""
 
     def __post_init__(self) -> None:
         between("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
@@ -61,6 +67,19 @@ class FleetSettings:
                 "fleet.autoscale.min is how many there are at the start"
             )
         object.__setattr__(self, "replicas", most or self.replicas)
+        between("fleet.prefill", self.prefill, 0, max(0, self.replicas - 1))
+        if self.prefill and most is not None:
+            raise ValueError(
+                f"fleet.prefill={self.prefill} and fleet.autoscale.max={most}: engines of two kinds are not scaled; "
+                "use fleet.replicas"
+            )
+        at_least("fleet.prefill_tokens", self.prefill_tokens, 1)
+
+    def role(self, replica: int) -> Role:
+        """Of the engine with this number, from 0 on."""
+        if not self.prefill:
+            return "both"
+        return "prefill" if replica >= self.replicas - self.prefill else "decode"
 
     @property
     def at_start(self) -> int | None:

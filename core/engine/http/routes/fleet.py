@@ -112,6 +112,7 @@ def _engine(engine: EngineHandle) -> dict[str, Any]:
     return {
         "id": engine.id,
         "model": engine.model,
+        "role": engine.role,
         "state": "draining" if engine.draining and engine.state == "ready" else engine.state,
         "ready": engine.takes_requests,
         "why_not": engine.why_not,

@@ -1,0 +1,1 @@
+"""Records of other engines, over TCP."""
