@@ -62,7 +62,7 @@ class Staging:
         """``num_bytes``: of a record, by group."""
         self._memory = memory
         self.stores = tuple(stores)
-        self.num_bytes = tuple(num_bytes)
+        self._num_bytes = tuple(num_bytes)
         most_bytes = memory.store.usage().most_bytes
         self._most_bytes, self._most_written = MOST_SHARE * most_bytes, MOST_WRITTEN * most_bytes
         self._clock = clock
@@ -76,6 +76,11 @@ class Staging:
         """Of these."""
         self._written: SimpleQueue[tuple[StagedStore, int]] = SimpleQueue()
 
+    @property
+    def num_bytes(self) -> tuple[int, ...]:
+        """Of a record, by group."""
+        return self._num_bytes
+
     def count(self, store: StagedStore, ids: Sequence[RecordId]) -> int:
         """As :meth:`StagedStore.count`."""
         found = store.count(ids)
@@ -85,7 +90,7 @@ class Staging:
 
     def read(self, number: int, ids: Sequence[RecordId], compute_s: float) -> Read | None:
         """Bring records from a store, if that is sooner than to compute them, which takes ``compute_s``."""
-        num_bytes = sum([self.num_bytes[group] for group, _ in ids])
+        num_bytes = sum([self._num_bytes[group] for group, _ in ids])
         expected_s = (self._in_flight + num_bytes) / self._rates[number]
         if expected_s >= compute_s or self._in_flight + num_bytes > self._most_bytes:
             return None
@@ -113,12 +118,12 @@ class Staging:
     def write(self, group: int, key: bytes, slot: int) -> None:
         """Have every store keep a record that memory has; it is held until they have."""
         for store in self.stores:
-            if self._bytes_written + self.num_bytes[group] > self._most_written:
+            if self._bytes_written + self._num_bytes[group] > self._most_written:
                 return
             number = next(self._numbers)
             self._memory.hold(group, [slot])
             self._writes[number] = group, slot
-            self._bytes_written += self.num_bytes[group]
+            self._bytes_written += self._num_bytes[group]
             wanted = store.put(group, key, self._record(group, slot), partial(self._written.put, (store, number)))
             if type(wanted) is not bool:
                 raise contract_error(store, "put", f"returned {quote(wanted)}, expected True or False")
@@ -156,7 +161,7 @@ class Staging:
         if number not in self._writes:
             raise contract_error(store, "put", "called done() twice, or for a record that it did not want")
         group, slot = self._writes.pop(number)
-        self._bytes_written -= self.num_bytes[group]
+        self._bytes_written -= self._num_bytes[group]
         self._memory.let_go(group, [slot])
 
     def give_up(self, read: Read) -> None:
@@ -182,5 +187,5 @@ class Staging:
             self._rates[number] += LAST_WEIGHT * (rate - self._rates[number])
 
     def _record(self, group: int, slot: int) -> memoryview:
-        size = self.num_bytes[group]
+        size = self._num_bytes[group]
         return self._memory.memory(group)[slot * size : (slot + 1) * size]
