@@ -76,11 +76,6 @@ class Staging:
         """Of these."""
         self._written: SimpleQueue[tuple[StagedStore, int]] = SimpleQueue()
 
-    @property
-    def num_bytes(self) -> tuple[int, ...]:
-        """Of a record, by group."""
-        return self._num_bytes
-
     def count(self, store: StagedStore, ids: Sequence[RecordId]) -> int:
         """As :meth:`StagedStore.count`."""
         found = store.count(ids)
@@ -185,6 +180,11 @@ class Staging:
         if good == len(read.ids):
             rate = read.num_bytes / max(1e-6, self._clock() - read.begun_s)
             self._rates[number] += LAST_WEIGHT * (rate - self._rates[number])
+
+    @property
+    def num_bytes(self) -> tuple[int, ...]:
+        """Of a record, by group."""
+        return self._num_bytes
 
     def _record(self, group: int, slot: int) -> memoryview:
         size = self._num_bytes[group]
