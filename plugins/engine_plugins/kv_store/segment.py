@@ -36,7 +36,7 @@ EPOCH, LAST = 256, 257
 HEADER = struct.Struct("=QQ32sIIHH4s")
 """Epoch, number, key, length, CRC-32 of the namespace, the other fields and the record, group, format, magic."""
 WIDTH = 8
-"""Slots that the table has room for under one hash. A record that finds none is found by its own engine alone."""
+"""Slots that the table names under one hash. Of more, one is lost to other engines for each."""
 MOST = 2**62
 """An epoch or number beyond it was not written by this program."""
 CHECKERS = 8
@@ -292,7 +292,7 @@ class Others:
         self._ended: SimpleQueue[tuple[int, Sequence[RecordId], set[Origin]]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-others")
         self._origins: set[Origin] = set()
-        """Of all that was read."""
+        """Of all that was read since everything was forgotten."""
         self.copied: set[RecordId] = set()
         """What the last :meth:`poll` has read."""
 
