@@ -36,7 +36,7 @@ EPOCH, LAST = 256, 257
 HEADER = struct.Struct("=QQ32sIIHH4s")
 """Epoch, number, key, length, CRC-32 of the namespace, the other fields and the record, group, format, magic."""
 WIDTH = 8
-"""Slots that the table has room for under one hash. A record that finds none is found by its own engine alone."""
+"""Slots that the table names under one hash. Of more, one is lost to other engines for each."""
 MOST = 2**62
 """An epoch or number beyond it was not written by this program."""
 CHECKERS = 8
@@ -82,15 +82,21 @@ class Shape:
             found.append(_pages(found[-1] + self.slots * size))
         return tuple(found)
 
+    def record(self, slot: int) -> tuple[int, int]:
+        """Where a record begins, and its bytes; ``slot``: its number among those of all groups."""
+        group, at = divmod(slot, self.slots)
+        size = self.layout.num_bytes[group]
+        return self.records[group] + at * size, size
+
 
 class Mapped:
-    """A segment in the memory of this process."""
+    """A segment in the memory of this process: all of it, or what lies before the records."""
 
-    def __init__(self, file: int, shape: Shape, access: int) -> None:
+    def __init__(self, file: int, shape: Shape, writes: bool) -> None:
         self.shape = shape
-        self.memory = mmap.mmap(file, shape.records[-1], mmap.MAP_SHARED, access)
-        everything = memoryview(self.memory)
-        begins, sizes = shape.records, shape.layout.num_bytes
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writes else mmap.PROT_READ
+        self.memory = mmap.mmap(file, shape.records[-1 if writes else 0], mmap.MAP_SHARED, access)
+        self.everything = everything = memoryview(self.memory)
         self.words = everything[:PAGE].cast("Q")
         self._headers = everything[shape.headers : shape.headers + shape.num_slots * HEADER.size]
         self.marks = self._headers.cast("Q")
@@ -98,7 +104,6 @@ class Mapped:
         self.table = everything[PAGE : PAGE + shape.buckets * WIDTH * 4].cast("I")
         """Numbers of slots, from 1 on, in buckets by hash."""
         self._about, self._buckets = shape.about, shape.buckets
-        self.groups = [everything[at : at + shape.slots * size] for at, size in zip(begins, sizes, strict=False)]
 
     @property
     def epoch(self) -> int:
@@ -117,9 +122,8 @@ class Mapped:
         self.marks[at // 8] = int.from_bytes(header[:8], sys.byteorder)
 
     def record(self, slot: int) -> memoryview:
-        group, at = divmod(slot, self.shape.slots)
-        size = self.shape.layout.num_bytes[group]
-        return self.groups[group][at * size : (at + 1) * size]
+        begin, size = self.shape.record(slot)
+        return self.everything[begin : begin + size]
 
     def bucket(self, key: bytes) -> int:
         """Where it begins in the table."""
@@ -160,8 +164,9 @@ class Segment:
         self.shape = shape
         size = shape.records[-1]
         os.ftruncate(file, max(size, os.fstat(file).st_size))
-        self._mapped = mapped = Mapped(file, shape, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.groups = mapped.groups
+        self._mapped = mapped = Mapped(file, shape, writes=True)
+        begins, sizes = shape.records, shape.layout.num_bytes
+        self.groups = [mapped.everything[at : at + shape.slots * size] for at, size in zip(begins, sizes, strict=False)]
         self._is_new = not mapped.is_as_expected or max(mapped.epoch, mapped.words[LAST]) > MOST
         if self._is_new:
             self._begin_anew(file)
@@ -292,7 +297,7 @@ class Others:
         self._ended: SimpleQueue[tuple[int, Sequence[RecordId], set[Origin]]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-others")
         self._origins: set[Origin] = set()
-        """Of all that was read."""
+        """Of all that was read since everything was forgotten."""
         self.copied: set[RecordId] = set()
         """What the last :meth:`poll` has read."""
 
@@ -309,7 +314,7 @@ class Others:
         if mapped is None:
             if os.fstat(self._files[number]).st_size < shape.records[-1]:
                 return None
-            mapped = self._mapped[number] = Mapped(self._files[number], shape, mmap.PROT_READ)
+            mapped = self._mapped[number] = Mapped(self._files[number], shape, writes=False)
         return mapped if mapped.is_as_expected else None
 
     def _find(self, each: RecordId) -> tuple[int, Mapped, int] | None:
@@ -352,7 +357,9 @@ class Others:
         number, mapped, slot = found
         header = mapped.header(slot)
         epoch, own, *_ = HEADER.unpack(header)
-        buffer[:] = mapped.record(slot)
+        begin, size = self._shape.record(slot)
+        if os.preadv(self._files[number], [buffer], begin) != size:  # another thread may run meanwhile
+            return None
         if mapped.header(slot) != header or header_of(self._shape, epoch, own, each, buffer) != header:
             return None
         return number, epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -175,7 +176,7 @@ class Trusting(Others):
         if (found := self._find(each)) is None:
             return None
         number, mapped, slot = found
-        buffer[:] = mapped.record(slot)
+        os.preadv(self._files[number], [buffer], self._shape.record(slot)[0])
         return number, mapped.epoch
 
 
