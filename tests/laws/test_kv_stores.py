@@ -483,6 +483,19 @@ def test_the_records_of_the_last_step_reach_the_disk(references: References, tmp
     assert len([*tmp_path.rglob("*-0")]) == 40 // 8
 
 
+def test_a_disk_that_wants_what_is_used_has_it_after_a_second_request(references: References, tmp_path: Path) -> None:
+    reference, once = references("qwen2"), SamplingParams(max_tokens=1, temperature=0.0)
+    disk = ("kv_store=[host,disk]", f"kv_store.disk.path={tmp_path}", "kv_store.disk.writes=used")
+    core = start(reference, *HOST, *disk).core
+    for name, written in (("one", 0), ("two", 39 // 8)):
+        answers(core, [EngineRequest(name, reference.prompts[4][:40], once)], 1)
+        while core.stats().stores[0].records < 40 // 8:
+            core.take_stored()
+        if name == "two":
+            core.close()
+        assert len([*tmp_path.rglob("*-0")]) == written
+
+
 def test_memory_without_room_for_a_record_is_refused(references: References, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostStore, "memory", lambda self, group: memoryview(bytearray()))
     with pytest.raises(AssemblyError, match=r"kv_store=\[host\]: host has no room for a record of \d+ bytes; give it"):

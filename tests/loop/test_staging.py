@@ -201,6 +201,28 @@ def test_what_a_store_did_not_want_is_offered_once_more_when_it_is_used() -> Non
     assert len(house.store.puts) == 1, "it has it"
 
 
+def test_what_is_too_much_at_once_is_offered_when_it_is_used_again() -> None:
+    house, keys = House(), [key for _, key in IDS]
+    house.store.wanted = False
+    for each in IDS:
+        slot = house.memory.room(*each)
+        assert slot is not None
+        house.memory.publish(0, slot)
+        house.staging.write(*each, slot)
+    put, before, counts = house.store.put, [0], []
+
+    def three(group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        house.store.wanted = len(house.store.puts) < before[0] + 3
+        return put(group, key, record, done)
+
+    house.store.put = three  # type: ignore[method-assign]
+    for _ in range(3):
+        before[0] = len(house.store.puts)
+        house.staging.use(0, keys)
+        counts.append(len(house.store.puts))
+    assert counts == [3, 6, 8]
+
+
 def test_requests_that_compute_what_a_store_has_are_counted_by_reason() -> None:
     house = House()
     house.read(compute_s=0.9 * EXPECTED_S)

@@ -167,13 +167,18 @@ class Staging:
 
     def use(self, group: int, keys: Sequence[bytes]) -> None:
         """A request begins with these records: those that a store did not want when they were new are offered once
-        more."""
-        for number, declined in enumerate(self._declined):
-            for key in keys if declined[group] else ():
+        more, but what comes after those that were enough for now."""
+        for number, by_group in enumerate(self._declined):
+            declined, wanted = by_group[group], False
+            for key in keys if declined else ():
                 slot = self._memory.find(group, key)
-                if slot is not None and slot in declined[group]:
-                    declined[group].discard(slot)
-                    self._offer(number, group, key, slot)
+                if slot is None or slot not in declined:
+                    continue
+                if self._offer(number, group, key, slot):
+                    wanted = True
+                elif wanted:
+                    break
+                declined.discard(slot)
 
     def _offer(self, at: int, group: int, key: bytes, slot: int) -> bool:
         """Whether a store keeps a record, which is held until it has."""

@@ -185,11 +185,10 @@ class DiskStore:
 
     def _tidy(self) -> None:
         """Remove what is left of namespaces that have no records any more."""
-        for folder in self._root.iterdir():
-            if folder == self._folder or not NAMESPACE.fullmatch(folder.name):
-                continue
+        for name in filter(NAMESPACE.fullmatch, os.listdir(self._root)):
+            folder = self._root / name
             with suppress(OSError):  # somebody else uses it
-                if time.time() - folder.stat().st_mtime > UNFINISHED_S:
+                if folder != self._folder and time.time() - folder.stat().st_mtime > UNFINISHED_S:
                     remove_empty(folder)
 
     # Writing -----------------------------------------------------------------------------------------------------
@@ -295,8 +294,11 @@ class DiskStore:
     def _evict(self, too_many: int) -> None:
         """Remove files of so many bytes: of other namespaces first, the least recently used."""
         if self._others:
-            files = [(status.st_mtime, status.st_blocks * 512, file) for file, status in record_files(self._root)
-                     if file.parent.parent != self._folder]  # fmt: skip
+            files = [
+                (status.st_mtime, status.st_blocks * 512, file)
+                for file, status in record_files(self._root)
+                if file.parent.parent != self._folder and not file.name.startswith(UNFINISHED)
+            ]
             for _, size, file in sorted(files):
                 if too_many <= 0:
                     return
@@ -398,15 +400,11 @@ class DiskStore:
         self._writer.shutdown(wait=True)
 
 
-def remove_empty(folder: Path) -> bool:
-    """Remove the folder of a namespace, if no record or anything else is in it. Whether it is gone. Raises
-    ``OSError``."""
+def remove_empty(folder: Path) -> None:
+    """Remove the folder of a namespace, if neither a record nor anything else is in it. Raises ``OSError``."""
     for below in folder.iterdir():
-        if below.is_dir():
-            with suppress(OSError):
-                below.rmdir()
-    if [*folder.iterdir()] not in ([], [folder / ABOUT]):
-        return False
-    (folder / ABOUT).unlink(missing_ok=True)
-    folder.rmdir()
-    return True
+        with suppress(OSError):
+            below.rmdir()
+    if [*folder.iterdir()] in ([], [folder / ABOUT]):
+        (folder / ABOUT).unlink(missing_ok=True)
+        folder.rmdir()

@@ -141,8 +141,12 @@ def test_records_of_another_model_make_way_first(suite: Suite) -> None:
         suite.written(old, ids_of(30, f"old {number}"))
     old.close(1.0)
     new = suite.staged()
+    unfinished = new._folder / f"new-{'a' * 16}-7"
+    unfinished.write_bytes(b"what another engine is writing")
+    os.utime(unfinished, (time.time() - 300.0,) * 2)
     for number in range(3):
         suite.written(new, ids_of(30, f"new {number}"))
+    unfinished.unlink()
     assert all(num_found(new, ids_of(30, f"new {number}")) == 30 for number in range(3))
     left = sum(file.stat().st_blocks * 512 for file in files(suite.folder))
     assert left <= 1 << 20
