@@ -196,6 +196,17 @@ class Pool:
         self.allocator.commit(sequence.lease, prefix)
         if moves and self.tiers is not None:
             self.tiers.keep(moves)  # before a later plan can write to them
+        if sequence.request.retain and not sequence.num_retained and sequence.computed >= sequence.prompt_len:
+            self._retain(sequence)
+
+    def _retain(self, sequence: Sequence) -> None:
+        """What its request wants to stay cached, now that its prompt is."""
+        if sequence.keys is None or not self.allocator.retains:
+            return
+        for num_tokens, seconds in sequence.request.retain:
+            if num_tokens >= self.block_size:
+                self.allocator.retain(self._prefix(sequence, num_tokens), seconds)
+                sequence.num_retained = max(sequence.num_retained, num_tokens)
 
     def release(self, sequence: Sequence, spoiled: bool = False) -> None:
         """Give back row and lease once the last plan that used them has retired. ``spoiled``: nobody may find its

@@ -88,6 +88,8 @@ class Sequence:
     last_token_s: float = 0.0
     num_cached: int = 0
     num_loaded: int = 0
+    num_retained: int = 0
+    """Tokens of its prompt that stay in the prefix cache longer than others."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
@@ -260,6 +262,7 @@ class Sequence:
             decode_ms=(last_token - first_token) * 1e3,
             cached_tokens=self.num_cached,
             loaded_tokens=self.num_loaded,
+            retained_tokens=self.num_retained,
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,

@@ -88,7 +88,7 @@ def _whole(cached: int, whole: int, length: int, block_size: int) -> str:
     return f"all its whole blocks were cached: {whole} tokens; the rest is always computed"
 
 
-def common(one: array[int], other: array[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens from the beginning that two prompts share."""
     least, most = 0, min(len(one), len(other))
     while least < most:

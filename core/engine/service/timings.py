@@ -136,6 +136,7 @@ class Account:
             "itl_ms": itl_summary(self.itl_ms),
             "cached_tokens": self.engine.cached_tokens,
             "loaded_tokens": self.engine.loaded_tokens,
+            "retained_tokens": self.engine.retained_tokens,
             "drafted_tokens": self.engine.drafted_tokens,
             "accepted_tokens": self.engine.accepted_tokens,
             "preemptions": self.engine.preemptions,
