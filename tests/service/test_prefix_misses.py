@@ -100,3 +100,14 @@ def test_what_is_kept_is_bounded() -> None:
     assert recent.explain("short0", 0, 16, decode) is None and len(recent._prompts) == MAX_PROMPTS
     recent.add("huge", range(1000), "")
     assert recent.explain("huge", 0, 16, decode) is None
+
+
+def test_a_breakpoint_is_reached_by_what_prompts_share_or_not() -> None:
+    recent = RecentPrompts()
+    for name, prompt in (("a", SYSTEM + "What?"), ("b", SYSTEM + "When?"), ("c", "x" + SYSTEM + "Who?")):
+        ends = [prompt.index(SYSTEM) + len(SYSTEM), len(prompt)]
+        recent.add(name, [*map(ord, prompt)], "", ends)
+    recent.add("none", [*map(ord, SYSTEM)], "")
+    found = [recent.explain(name, 0, 16, decode) or {} for name in ("b", "c", "none")]
+    assert [each.get("breakpoint_shared") for each in found] == [True, False, None]
+    assert found[0]["breakpoint"] == len(SYSTEM + "When?")
