@@ -9,7 +9,7 @@ are the same: retaining locks nothing, and takes nothing from anybody else.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
@@ -89,18 +89,23 @@ class EvictionOrder(Generic[T]):
         others.move_to_end(item, last=False)
         self._items.move_to_end(turn, last=False)
 
-    def pop(self) -> T:
-        """Evict one. There is one."""
-        turn, due = next(iter(self._items.items()))
-        owner = self._owner_of[due]
-        self._lapse(owner)
-        others = self._others.get(owner)
-        victim = next(iter(others)) if others else self._next_to_lapse(owner)
-        if victim != due:  # which takes its turn
-            self._items[self._turn_of[victim]], self._items[turn] = due, victim
-            self._turn_of[due], self._turn_of[victim] = self._turn_of[victim], turn
-        self.forget(victim)
-        return victim
+    def pop(self, held: Container[T] = ()) -> T | None:
+        """Evict one that is not held. ``None``: all are."""
+        for turn, due in self._items.items():
+            owner = self._owner_of[due]
+            if owner in self._retained:
+                self._lapse(owner)
+            victim = _first(self._others.get(owner, ()), held)
+            if victim is None:
+                victim = self._next_to_lapse(owner, held)
+            if victim is None:
+                continue
+            if victim != due:  # which takes its turn
+                self._items[self._turn_of[victim]], self._items[turn] = due, victim
+                self._turn_of[due], self._turn_of[victim] = self._turn_of[victim], turn
+            self.forget(victim)
+            return victim
+        return None
 
     def forget(self, item: T) -> None:
         """It is no more."""
@@ -125,8 +130,8 @@ class EvictionOrder(Generic[T]):
         kept.until_s = self._clock() + kept.seconds
         classes = self._retained.setdefault(owner, {})
         classes.setdefault(kept.seconds, OrderedDict())[item] = None
-        if sum(map(len, classes.values())) > self._most:
-            self._let_lapse(self._next_to_lapse(owner), owner)
+        if sum(map(len, classes.values())) > self._most and (oldest := self._next_to_lapse(owner)) is not None:
+            self._let_lapse(oldest, owner)
 
     def _leave(self, item: T, owner: bytes) -> None:
         kept = self._until.get(item)
@@ -144,16 +149,21 @@ class EvictionOrder(Generic[T]):
 
     def _lapse(self, owner: bytes) -> None:
         now_s = self._clock()
-        while owner in self._retained and self._until[item := self._next_to_lapse(owner)].until_s <= now_s:
+        while (item := self._next_to_lapse(owner)) is not None and self._until[item].until_s <= now_s:
             self._let_lapse(item, owner)
 
-    def _next_to_lapse(self, owner: bytes) -> T:
+    def _next_to_lapse(self, owner: bytes, held: Container[T] = ()) -> T | None:
         """Of items that lapse at once the one with the shortest time: a head is kept no shorter than its tail."""
-        fronts = [(seconds, next(iter(items))) for seconds, items in self._retained[owner].items()]
-        return min(fronts, key=lambda front: (self._until[front[1]].until_s, front[0]))[1]
+        found = [_first(items, held) for items in self._retained.get(owner, {}).values()]
+        known = [(self._until[item].until_s, self._until[item].seconds, item) for item in found if item is not None]
+        return min(known, key=lambda front: front[:2], default=(0.0, 0.0, None))[2]
 
     def _let_lapse(self, item: T, owner: bytes) -> None:
         """From now on it is as any other that was just used."""
         self._leave(item, owner)
         del self._until[item]
         self._others.setdefault(owner, OrderedDict())[item] = None
+
+
+def _first(items: Iterable[T], held: Container[T]) -> T | None:
+    return next((item for item in items if item not in held), None)

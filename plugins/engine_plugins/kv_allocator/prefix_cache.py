@@ -142,10 +142,13 @@ class CachedBlocks:
 
     def evict(self, count: int) -> None:
         """Make ``count`` cached blocks free."""
-        victims = [self._cached.pop() for _ in range(count)]
-        for block in victims:
+        victims = []
+        for _ in range(count):
+            block = self._cached.pop()
+            assert block is not None
             self.index.remove(block)
             del self._tenant_of[block]
+            victims.append(block)
         self.free.give(victims)
 
     def evict_all(self) -> None:
