@@ -70,6 +70,10 @@ class EvictionOrder(Generic[T]):
         else:
             self._others.setdefault(owner, OrderedDict())[item] = None
 
+    def use(self, item: T) -> None:
+        """An item that may be evicted was just used."""
+        self.add(item, self._owner_of[item])
+
     def take(self, item: T) -> None:
         """It may not be evicted, if it might; it is in use."""
         turn = self._turn_of.pop(item, None)

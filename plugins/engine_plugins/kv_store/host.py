@@ -6,13 +6,13 @@ Every group has as many slots as every other: a record of each is stored for eac
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.kv_store import RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
+from engine_plugins.eviction import EvictionOrder
 
 
 @dataclass(frozen=True)
@@ -27,36 +27,40 @@ class HostConfig(SlotConfig):
 class _Slots:
     """The records of one group."""
 
-    def __init__(self, count: int, num_bytes: int) -> None:
+    def __init__(self, count: int, num_bytes: int, clock: Callable[[], float]) -> None:
         self.memory = mmap.mmap(-1, max(1, count * num_bytes))
         self.num_bytes = count * num_bytes
         self.free = list(range(count - 1, -1, -1))
-        self.slot_of: OrderedDict[bytes, int] = OrderedDict()  # next victim first
+        self.slot_of: dict[bytes, int] = {}
+        self.order: EvictionOrder[int] = EvictionOrder(count, clock)
+        """Of slots that are found."""
         self.key_of: dict[int, bytes] = {}
         self.filling: dict[int, bytes] = {}
         self.holds: dict[int, int] = {}
 
     def victim(self) -> int | None:
-        for key, slot in self.slot_of.items():
-            if slot not in self.holds:
-                self.remove(key)
-                return slot
-        return None
+        slot = self.order.pop(self.holds)
+        if slot is not None:
+            self.remove(self.key_of[slot])
+        return slot
 
     def remove(self, key: bytes) -> None:
-        del self.key_of[self.slot_of.pop(key)]
+        slot = self.slot_of.pop(key)
+        del self.key_of[slot]
+        self.order.forget(slot)
 
 
 class HostStore:
-    """See :class:`engine.contracts.kv_store.MemoryStore`."""
+    """See :class:`engine.contracts.kv_store.RetainingStore`."""
 
     def __init__(self, config: HostConfig, context: BuildContext) -> None:
         self.most_bytes = config.max_bytes
+        self._clock = context.clock
         self._evicted = 0
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         count = self.most_bytes // max(1, sum(layout.num_bytes))
-        self._groups = [_Slots(count, size) for size in layout.num_bytes]
+        self._groups = [_Slots(count, size, self._clock) for size in layout.num_bytes]
         self._layout = layout
 
     @property
@@ -75,7 +79,14 @@ class HostStore:
         own = self._groups[group]
         for slot in reversed(slots):
             if slot in own.key_of:
-                own.slot_of.move_to_end(own.key_of[slot])
+                own.order.use(slot)
+
+    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+        order = self._groups[group].order
+        for slot in reversed(slots):
+            order.add(slot, tenant)
+            if seconds:
+                order.retain(slot, seconds)
 
     def hold(self, group: int, slots: Sequence[int]) -> None:
         holds = self._groups[group].holds
@@ -111,6 +122,7 @@ class HostStore:
             own.free.append(slot)
             return
         own.slot_of[key], own.key_of[slot] = slot, key
+        own.order.add(slot, b"")
 
     def abandon(self, group: int, slot: int) -> None:
         own = self._groups[group]
@@ -125,6 +137,8 @@ class HostStore:
     def clear(self) -> None:
         for own in self._groups:
             own.free += [slot for slot in own.key_of if slot not in own.holds]
+            for slot in own.key_of:
+                own.order.forget(slot)
             own.slot_of.clear()
             own.key_of.clear()
             own.filling = dict.fromkeys(own.filling, b"")  # not found when they are whole
@@ -135,7 +149,7 @@ class HostStore:
     def check(self) -> None:
         """Assert that each slot is free, found, being written, or held though forgotten. O(slots); for tests."""
         for own in self._groups:
-            assert len(own.slot_of) == len(own.key_of)
+            assert len(own.slot_of) == len(own.key_of) and set(own.order) == own.key_of.keys()
             forgotten = own.holds.keys() - own.key_of.keys() - own.filling.keys()
             states = [*own.free, *own.key_of, *own.filling, *forgotten]
             assert sorted(states) == list(range(self.num_slots)), "a slot is in no state, or in two"
