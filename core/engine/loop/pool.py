@@ -192,21 +192,19 @@ class Pool:
         """The first ``computed`` tokens are final and may be shared; blocks that a window has passed are given back."""
         assert sequence.lease is not None
         prefix = self._prefix(sequence, sequence.computed)
-        is_whole = sequence.computed >= sequence.prompt_len and not sequence.num_retained
-        words = sequence.request.retain if is_whole else ()
+        is_last_of_prompt = sequence.lease.num_committed < sequence.prompt_len <= sequence.computed
+        words = sequence.request.retain if is_last_of_prompt and self.allocator.retains else ()
         moves = self.tiers.unkept(sequence.lease, prefix, words) if self.tiers is not None else ()
         self.allocator.commit(sequence.lease, prefix)
         if moves and self.tiers is not None:
             self.tiers.keep(moves)  # before a later plan can write to them
-        if words:
-            self._retain(sequence)
+        if words and prefix.keys:
+            self._retain(sequence, prefix)
 
-    def _retain(self, sequence: Sequence) -> None:
+    def _retain(self, sequence: Sequence, prefix: Prefix) -> None:
         """What its request wants to stay cached, now that its prompt is."""
-        if sequence.keys is None or not self.allocator.retains:
-            return
         if self.tiers is not None:
-            self.tiers.touch(self._prefix(sequence, sequence.computed), sequence.request.retain)
+            self.tiers.touch(prefix, sequence.request.retain)
         for num_tokens, seconds in sequence.request.retain:
             if num_tokens >= self.block_size:
                 self.allocator.retain(self._prefix(sequence, num_tokens), seconds)
@@ -217,8 +215,6 @@ class Pool:
         blocks by what they should hold."""
         self._forget_fill(sequence)
         self.forget_read(sequence)
-        if self.tiers is not None and sequence.keys is not None and not spoiled:
-            self.tiers.touch(self._prefix(sequence, sequence.computed))
         row_id, lease = sequence.leave()
         if lease is None:
             return

@@ -141,7 +141,7 @@ class Tiers:
                 continue
             slots = [self._memory.found(group, prefix.keys[at + 1]) for at in places]
             self._memory.hold(group, slots)
-            self._memory.use(group, slots)
+            self._memory.retain(prefix.keys[0], group, slots, 0.0)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
 
         def let_go() -> None:
@@ -206,18 +206,21 @@ class Tiers:
                 self._publish(kept, well)
 
     def _publish(self, kept: Kept, well: bool) -> None:
-        group = kept.move.group
+        group, new = kept.move.group, []
         for slot, key in zip(kept.move.slots, kept.keys, strict=True):
             if not well:
                 self._memory.abandon(group, slot)
                 continue
             self._memory.publish(group, slot)
             if self._memory.find(group, key) == slot:
+                new.append(slot)
                 self._staging.write(group, key, slot)
+        if new:
+            self._memory.retain(kept.prefix.keys[0], group, new, 0.0)
         if kept.words:
             self._touch(group, kept.prefix, kept.words)
 
-    def touch(self, prefix: Prefix, words: Words = ()) -> None:
+    def touch(self, prefix: Prefix, words: Words) -> None:
         """The records of a prefix were just of use. ``words``: which beginnings of it are to stay."""
         for group in self._groups:
             self._touch(group.group_id, prefix, words)
