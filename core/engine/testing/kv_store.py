@@ -16,7 +16,7 @@ from hashlib import sha256
 
 import pytest
 
-from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, StagedStore
+from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, RetainingStore, StagedStore
 from engine.testing.subject import Subject, Suite, filled
 
 LAYOUT = RecordLayout(sha256(b"the suite").digest(), (4096, 1000))
@@ -201,6 +201,17 @@ class KVStoreConformance:
         assert store.room(0, b"another") is None
         store.let_go(0, [0])
         assert store.room(0, b"another") == 0
+
+    def test_what_is_retained_locks_nothing(self) -> None:
+        store = self.memory()
+        if not isinstance(store, RetainingStore):
+            return
+        most = len(store.memory(0)) // LAYOUT.num_bytes[0]
+        for number, each in enumerate(ids_of(4 * most)[::2]):
+            slot = self.filled(store, each)
+            assert slot is not None, f"no room for record {number} beside retained ones"
+            store.retain(b"tenant", 0, [slot], 3600.0)
+            assert store.find(*each) == slot and bytes(self.slot_of(store, 0, slot)) == record_of(each)
 
     def test_an_abandoned_slot_is_free_again(self) -> None:
         store, (each, *_) = self.memory(), ids_of(1)

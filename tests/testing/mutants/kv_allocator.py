@@ -362,6 +362,18 @@ class LastKeyOnly(Caching):
 
 
 @mutant(CachingSuite, HISTORIES)
+class LocksTheRetained(Caching):
+    """Holds the blocks of a prefix that is retained."""
+
+    def retain(self, prefix: Prefix, seconds: float) -> None:
+        super().retain(prefix, seconds)
+        for key in prefix.keys[1 : prefix.num_tokens // self._block_size + 1]:
+            for pool in self._pools:
+                if block := pool.index.find(key):
+                    pool.hold(block)
+
+
+@mutant(CachingSuite, HISTORIES)
 class LooksAndTakes(Caching):
     """Makes a prefix that is only looked for unevictable."""
 
