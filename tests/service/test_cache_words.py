@@ -109,6 +109,10 @@ def test_another_continuation_has_the_same_beginning_and_nothing_of_the_rest() -
     assert going_on_otherwise(conversation, Breakpoint(0, 4, 1.0)).turns == (first, later)
     assert going_on_otherwise(conversation, Breakpoint(1, None, 1.0)).turns == (first, second, Turn("user", OTHERWISE))
     assert going_on_otherwise(conversation, Breakpoint(-1, None, 1.0)).turns == (Turn("user", OTHERWISE),)
+    calls = [user(text("a")), {"role": "assistant", "content": [text("de", **CONTROL), CALL]}, user(text("f"))]
+    called = parse(ParsedMessages, body(messages=calls, max_tokens=5), LIMITS).conversation
+    said = going_on_otherwise(called, called.breakpoints[0]).turns[1]
+    assert (said.content, said.tool_calls) == ("de" + OTHERWISE, []), "the call comes after the breakpoint"
     whole = going_on_otherwise(conversation, Breakpoint(2, None, 1.0))
     assert whole.turns == conversation.turns and not whole.add_generation_prompt
 

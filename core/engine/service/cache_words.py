@@ -72,7 +72,7 @@ def going_on_otherwise(conversation: Conversation, end: Breakpoint) -> Conversat
     """Another conversation with the same beginning: what the prompts of both have in common is the beginning that does
     not depend on what follows."""
     turns = list(conversation.turns[: end.turn + 1])
-    if end.chars is not None and turns and end.chars < len(turns[-1].text):
+    if end.chars is not None and turns and (end.chars < len(turns[-1].text) or turns[-1].tool_calls):
         turns[-1] = msgspec.structs.replace(turns[-1], content=_cut(turns[-1], end.chars), tool_calls=[])
     for turn in conversation.turns[end.turn + 1 : end.turn + 2]:
         turns.append(Turn(turn.role, OTHERWISE, turn.name, tool_call_id=turn.tool_call_id))
