@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
@@ -136,3 +137,87 @@ def test_plan_latency_and_metrics_are_served(url: str) -> None:
 def test_the_openai_client_gets_what_it_asks_for_or_a_refusal_it_understands(url: str) -> None:
     wrong = {name: outcome(call, refused) for name, call, refused in openai_cases(f"{url}/v1")}
     assert len(wrong) == 14 and not any(wrong.values()), wrong
+
+
+DOCUMENT = "The json module encodes and decodes. " * 40
+LOOKS_AHEAD = 1
+"""Tokens at the end of a hit that the preset's drafter has computed from others, and computes again."""
+
+
+def post(url: str, path: str, body: object) -> dict[str, Any]:
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        found: dict[str, Any] = json.loads(response.read())
+        return found
+
+
+def shared_tokens(url: str, *conversations: list[dict[str, Any]]) -> int:
+    """Counted anew: tokens that their prompts have in common."""
+    one, other = (post(url, "/tokenize", {"messages": messages})["tokens"] for messages in conversations)
+    return next(at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its)
+
+
+def test_the_anthropic_client_is_told_what_was_written_to_the_cache_and_read_from_it(url: str) -> None:
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=url, api_key="unused", max_retries=0)
+    intro, hour = "You answer about a document.", {"type": "ephemeral", "ttl": "1h"}
+    system: Any = [
+        {"type": "text", "text": intro, "cache_control": hour},
+        {"type": "text", "text": DOCUMENT, "cache_control": {"type": "ephemeral"}},
+    ]
+
+    def asked(question: str) -> Any:
+        messages: Any = [{"role": "user", "content": question}]
+        return client.messages.create(model="bundled", max_tokens=4, system=system, messages=messages)
+
+    def told(*says: str, question: str) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": "\n\n".join(says)}, {"role": "user", "content": question}]
+
+    first, second = "What is it about?", "Name its topics."
+    both = shared_tokens(url, told(intro, DOCUMENT, question=first), told(intro, DOCUMENT, question=second))
+    one = shared_tokens(url, told(intro, DOCUMENT, question=first), told(intro + "?", question=first))
+    counted = client.messages.count_tokens(
+        model="bundled", system=system, messages=[{"role": "user", "content": first}]
+    ).input_tokens
+
+    usage = asked(first).usage
+    before = usage.cache_read_input_tokens or 0  # of a beginning that all prompts have
+    assert before < 16 and before + (usage.cache_creation_input_tokens or 0) == both
+    assert usage.cache_creation is not None and usage.input_tokens + both == counted
+    assert usage.cache_creation.ephemeral_1h_input_tokens == one - before
+    assert usage.cache_creation.ephemeral_5m_input_tokens == both - one
+    usage = asked(second).usage
+    assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (both - LOOKS_AHEAD, LOOKS_AHEAD)
+
+    longer: Any = [{"role": "user", "content": second}, {"role": "assistant", "content": "Encoding."}]
+    longer += [{"role": "user", "content": [{"type": "text", "text": "And " + DOCUMENT[:200]}]}]
+    ask: dict[str, Any] = {"model": "bundled", "max_tokens": 4, "system": system, "messages": longer}
+    automatic: Any = {"cache_control": {"type": "ephemeral"}}
+    with client.messages.stream(**ask, **automatic) as stream:
+        usage = stream.get_final_message().usage
+    whole = client.messages.count_tokens(model="bundled", system=system, messages=longer).input_tokens
+    read, new = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    assert read >= both - LOOKS_AHEAD and new > 0 and usage.input_tokens + read + new == whole
+    assert usage.cache_creation is not None and usage.cache_creation.ephemeral_5m_input_tokens == new
+
+
+def test_the_openai_client_is_told_the_same_of_its_breakpoints(url: str, client: OpenAI) -> None:
+    document = {"type": "text", "text": "Now: " + DOCUMENT}
+    marked = document | {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+    def conversation(part: dict[str, Any], question: str) -> Any:
+        return [{"role": "user", "content": [part, {"type": "text", "text": question}]}]
+
+    found = []
+    for question in ("What is it about?", "Name its topics."):
+        done = client.chat.completions.create(
+            model="bundled", messages=conversation(marked, question), max_tokens=4,
+            prompt_cache_options={"mode": "explicit", "ttl": "30m"}, prompt_cache_key="k",
+        )  # fmt: skip
+        assert done.usage is not None and done.usage.prompt_tokens_details is not None
+        details = done.usage.prompt_tokens_details
+        found.append((details.cached_tokens or 0, details.cache_write_tokens or 0))
+    both = shared_tokens(url, conversation(document, "What is it about?"), conversation(document, "Name its topics."))
+    (read, new), (again, anew) = found
+    assert read + new == both and (again, anew) == (both - LOOKS_AHEAD, LOOKS_AHEAD) and new > 200

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.assembly.bind import bind
+from engine.assembly.bind import bind, build_slots
 from engine.contracts.graph import EVERY_TOKEN, KVSpec, Reach
 from engine.contracts.request import EngineRequest
 from engine.kv.groups import PoolShape, cache_groups
@@ -130,7 +130,9 @@ def simulate(
     KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens; ``kind``: of device, which is built
     with ``device``."""
     plan = _plan(("drafter=none", *overrides) if drafts else overrides)
-    bound = bind(plan)
+    bound, clock = bind(plan), VirtualClock(1000.0)
+    (allocator,) = build_slots(plan, ("kv_allocator",), replace(bound.context, clock=clock))["kv_allocator"]
+    bound = replace(bound, kv_allocator=allocator)
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
     budget = 64
@@ -139,7 +141,6 @@ def simulate(
     shape = PoolShape(reaches, sizes, BLOCK, max_len, budget + drafts + 1, rows, caches.full_share)
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)
-    clock = VirtualClock(1000.0)
     simulated = kind(clock, **device)
     settings = CoreSettings(
         max_len=max_len, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,

@@ -9,7 +9,7 @@ from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.plugin_guard.calls import PluginError
 from engine.step.plan import DrafterBroken, StepPlan
-from tests.laws.harness import expected, random_requests
+from tests.laws.harness import BLOCK, expected, random_requests
 from tests.selection import few
 
 from .simulated import simulate
@@ -189,3 +189,26 @@ def test_useless_drafts_are_soon_asked_for_no_more_but_tried_again():
     drafted = [plan for plan in plans[60:] if any(row.num_drafts for row in plan.rows)]
     assert 0 < len(drafted) < 0.1 * len(plans[60:])
     assert sum(not plan.syncs_drafter for plan in plans[60:]) > 0.9 * len(plans[60:])
+
+
+@pytest.mark.parametrize(("idle_s", "cached"), [(299.0, 4 * BLOCK), (301.0, 0)])
+def test_a_prompt_is_retained_to_the_minute_and_with_every_use_anew(idle_s, cached):
+    simulation = simulate("kv_allocator=prefix_cache", kv_tokens=16 * BLOCK)
+    clock, found = simulation.device.clock, []
+
+    def served(name, prompt, **words):
+        simulation.core.submit(EngineRequest(name, prompt, SamplingParams(max_tokens=1), **words))
+        while simulation.core.has_work:
+            found.extend(out.timings for out in simulation.core.step().outputs if out.timings is not None)
+        return found[-1]
+
+    kept = tuple(range(4 * BLOCK + 1))
+    assert served("kept", kept, retain=((4 * BLOCK, 300.0), (3, 3600.0))).retained_tokens == 4 * BLOCK
+    clock.now += 290.0
+    assert served("used", kept).cached_tokens == 4 * BLOCK
+    clock.now += idle_s
+    for other in range(12):
+        served(f"other-{other}", tuple(range(40 + other, 40 + other + 3 * BLOCK)))
+    assert served("again", kept).cached_tokens == cached
+    simulation.core.reset_prefix_cache()
+    assert served("reset", kept).cached_tokens == 0

@@ -13,7 +13,7 @@ from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
 from engine.loop.staging import Staging
-from engine.loop.tiers import Tiers
+from engine.loop.tiers import Tiers, Words
 from engine.step.plan import RecordMove
 from engine.testing.context import build_context
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
@@ -50,17 +50,17 @@ class House:
     def prefix(self, num_tokens: int = LENGTH) -> Prefix:
         return Prefix(self.keys, self.tokens, num_tokens)
 
-    def computed(self, num_tokens: int, step: int = BLOCK * 3) -> Lease:
-        """A lease whose tokens were computed, a step after the other, and kept."""
+    def computed(self, num_tokens: int, step: int = BLOCK * 3, words: Words = ()) -> Lease:
+        """A lease whose tokens were computed, a step after the other, and kept; ``words``: with the last step."""
         lease = self.allocator.open("r", self.prefix(num_tokens), num_tokens)
         assert lease is not None
         for end in [*range(lease.num_cached + step, num_tokens, step), num_tokens]:
             assert self.allocator.reserve(lease, end)
-            self.commit(lease, end)
+            self.commit(lease, end, words if end == num_tokens else ())
         return lease
 
-    def commit(self, lease: Lease, end: int) -> None:
-        new = self.tiers.unkept(lease, self.prefix(end))
+    def commit(self, lease: Lease, end: int, words: Words = ()) -> None:
+        new = self.tiers.unkept(lease, self.prefix(end), words)
         self.allocator.commit(lease, self.prefix(end))
         if new:
             self.tiers.keep(new)
@@ -103,6 +103,21 @@ def test_every_block_of_every_group_is_stored_once(other: KVGroup) -> None:
         assert len(slots) == len({*slots}) == LENGTH // BLOCK
     house.allocator.release(house.computed(LENGTH))
     assert house.memory.usage().records == 2 * (LENGTH // BLOCK), "nothing was stored again"
+
+
+def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_first_to_go() -> None:
+    house = House(FULL, STATE)
+    house.allocator.release(house.computed(LENGTH, words=((8 * BLOCK, 300.0),)))
+    for at in (2, 3):
+        other = house.memory.room(0, bytes([at]))
+        assert other is not None
+        house.memory.publish(0, other)
+        house.memory.retain(house.keys[0], 0, [other], 0.0)
+    for group in range(2):
+        order, at = house.memory._groups[group].order, house.memory._groups[group].slot_of
+        others = [at[bytes([name])] for name in (2, 3)] if group == 0 else []
+        expected = [at[key] for key in reversed(house.keys[9:])] + others + [at[key] for key in house.keys[8:0:-1]]
+        assert [order.pop() for _ in range(len(order))] == expected
 
 
 @OTHERS

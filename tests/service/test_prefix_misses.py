@@ -109,3 +109,14 @@ def test_a_prompt_shares_its_beginning_with_the_last_ones_of_its_tenant() -> Non
         recent.add(f"{number}", [1, 9, number], "a")
     recent.add("another", [1, 2, 3, 4, 5], "b")
     assert [recent.shared([1, 2, 3, 7], salt) for salt in "abc"] == [1, 3, 0]
+
+
+def test_a_breakpoint_is_reached_by_what_prompts_share_or_not() -> None:
+    recent = RecentPrompts()
+    for name, prompt in (("a", SYSTEM + "What?"), ("b", SYSTEM + "When?"), ("c", "x" + SYSTEM + "Who?")):
+        ends = [prompt.index(SYSTEM) + len(SYSTEM), len(prompt)]
+        recent.add(name, [*map(ord, prompt)], "", ends)
+    recent.add("none", [*map(ord, SYSTEM)], "")
+    found = [recent.explain(name, 0, 16, decode) or {} for name in ("b", "c", "none")]
+    assert [each.get("breakpoint_shared") for each in found] == [True, False, None]
+    assert found[0]["breakpoint"] == len(SYSTEM + "When?")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from engine.service.errors import ApiError
-from engine.service.protocol import ContentPart, Message
-from engine.service.translating import function_tool, required, system_first
+from engine.service.protocol import CacheControl, ContentPart, Message
+from engine.service.translating import Joined, function_tool, required, system_first
 
 
 def test_what_the_system_says_first_is_one_message() -> None:
     user, later = Message("user", "u"), Message("system", "z")
-    parts = [ContentPart("text", "b"), ContentPart("text", "c")]
-    found = system_first([Message("system", "a"), Message("developer", parts), user, later])
-    assert found == [Message("system", "a\n\nb\n\nc"), user, later]
+    words = CacheControl("ephemeral")
+    parts = [ContentPart("text", "b"), ContentPart("text", "c", words)]
+    found = system_first([Message("system", "a", cache_control=words), Message("developer", parts), user, later])
+    assert found == [Joined("system", "a\n\nb\n\nc", marks=[(1, words), (7, words)]), user, later]
     assert system_first([later, user]) == [later, user] and system_first([user]) == [user] and system_first([]) == []
 
 

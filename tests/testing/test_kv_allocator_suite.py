@@ -21,7 +21,8 @@ class Blocks(CachedBlocks):
         raise NotImplementedError
 
     def evict(self, count: int) -> None:
-        self._cached = type(self._cached).fromkeys(self.victims(list(self._cached)))
+        for block in self.victims(list(self._cached)):
+            self._cached.add(block, self._tenant_of[block])
         super().evict(count)
 
 

@@ -12,7 +12,7 @@ FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fau
 
     [[fault.load]]                          # several of them run side by side
     flags = "--concurrency 4 --prompt-tokens 600 --output-tokens 16 --shared-prefix 0.9 --ignore-eos"
-    insert = "timestamp"                    # or "number", "id": put into each prompt, another one each time
+    insert = "timestamp"                    # or "number", "id", "notes": put into each prompt, another one each time
     insert_at = 0.0                         # where: share of the prompt (0)
     reorder = 6                             # the shared part is cut into so many texts, in a new order for each prompt
     stream = false                          # ask for whole answers (true)
@@ -196,6 +196,7 @@ class Sender:
             "timestamp": f" {time.strftime('%Y-%m-%d %H:%M:%S')}.{time.monotonic_ns() % 10**6:06d} ",
             "number": f" {self._rng.randrange(10**6)} ",
             "id": f" {uuid.UUID(int=self._rng.getrandbits(128))} ",
+            "notes": f" {' '.join(str(self._rng.randrange(10**6)) for _ in range(40))} ",
         }
         return texts[self._load.insert]
 

@@ -195,3 +195,15 @@ class FillingAllocator(KVAllocator, Protocol):
         are 0. ``num_cached`` is all of it, ``num_committed`` 0 until the first :meth:`KVAllocator.commit`. ``None``:
         no room, and nothing changed."""
         ...
+
+
+@runtime_checkable
+class RetainingAllocator(KVAllocator, Protocol):
+    """An allocator that can keep some prefixes longer than others."""
+
+    def retain(self, prefix: Prefix, seconds: float) -> None:
+        """The whole blocks of a prefix, which has keys and was committed, are to stay cached until they were not used
+        for so long, if they are not retained for longer: among the blocks of their tenant, whose prefixes have the same
+        ``keys[0]``, they are evicted last. It is a wish: no request waits for a block because of it, and the blocks of
+        other tenants are evicted as if there were none."""
+        ...

@@ -119,6 +119,18 @@ class MemoryStore(KVStore, Protocol):
 
 
 @runtime_checkable
+class RetainingStore(MemoryStore, Protocol):
+    """A store in memory that can keep some records longer than others."""
+
+    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+        """Records of a tenant, in the order of a text, were just of use, and are to stay until they were not used for
+        so many seconds, if they are not retained for longer; 0: they are as any. Among the records of their tenant they
+        are evicted last, the last of a text first. It is a wish: there is room as without it, and what is evicted of
+        other tenants is the same."""
+        ...
+
+
+@runtime_checkable
 class StagedStore(KVStore, Protocol):
     """A store whose records take time to come: on a disk, on another machine."""
 

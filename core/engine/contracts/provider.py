@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,3 +97,5 @@ class BuildContext:
     """What the plan's architecture records of such a model."""
     embedder: Callable[[], Embedder] = no_embedder
     """Builds the plan's embedder. Plugins of the API process may call it."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, never going back; a simulator has its own."""

@@ -83,6 +83,9 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """While it decodes, steps should take no longer than this; 0: ``scheduler.itl_target_ms``."""
     prefilled: bool = False
     """Another engine has just computed the prompt: stores may hear of it a moment later."""
+    retain: tuple[tuple[int, float], ...] = ()
+    """Beginnings of the prompt that are to stay in the prefix cache, as far as there is room: tokens, and for how many
+    seconds after their last use."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +128,8 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     loaded: dict[str, int] = {}
     """Of these: from KV stores, by name."""
     staged: StagedTokens | None = None
+    retained_tokens: int = 0
+    """Prompt tokens whose keys and values stay longer than others, see :attr:`EngineRequest.retain`."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
@@ -159,3 +164,6 @@ class TokensOut(msgspec.Struct, frozen=True, omit_defaults=True):
     """On the last one."""
     at_s: float = 0.0
     """Monotonic clock when the tokens were known, in seconds."""
+    cached_tokens: int = 0
+    """With the first token; as in :class:`Timings`. So is the next one."""
+    retained_tokens: int = 0

@@ -164,7 +164,10 @@ class ChunkFormat(Format):
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.output_tokens,
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "prompt_tokens_details": {
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": usage.written_tokens,
+            },
         }
         if self.job.reasoning is not None:
             found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}

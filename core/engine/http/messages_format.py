@@ -11,6 +11,7 @@ import msgspec
 from engine.http.blocks import BlockFormat, Event
 from engine.http.errors import status_of
 from engine.http.sse import event
+from engine.service.cache_words import SECONDS
 from engine.service.errors import ApiError
 from engine.service.output import Delta
 from engine.service.partial_json import members
@@ -48,7 +49,7 @@ class MessagesFormat(BlockFormat):
         )
 
     def begun(self) -> Iterator[Event]:
-        usage = {"input_tokens": len(self.job.prompt(0)), "output_tokens": 0}
+        usage = self._usage() | {"output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._message([], ending, usage)}
 
@@ -110,12 +111,18 @@ class MessagesFormat(BlockFormat):
         return self.job.api.request_id
 
     def _usage(self) -> dict[str, Any]:
-        """Tokens of the prompt that came from the prefix cache are counted apart."""
+        """Tokens of the prompt that came from the prefix cache are counted apart, and so are others before its last
+        breakpoint."""
         usage = self.generation.usage()
+        hour = usage.written.get(SECONDS["1h"], 0)
         return {
-            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.written_tokens,
+            "cache_creation_input_tokens": usage.written_tokens,
             "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": usage.written_tokens - hour,
+                "ephemeral_1h_input_tokens": hour,
+            },
             "output_tokens": usage.output_tokens,
         }
 

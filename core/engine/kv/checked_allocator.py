@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.contracts.kv_allocator import BlockUsage, FillingAllocator, KVAllocator, KVGroup, Lease, Prefix
+from engine.contracts.kv_allocator import (
+    BlockUsage,
+    FillingAllocator,
+    KVAllocator,
+    KVGroup,
+    Lease,
+    Prefix,
+    RetainingAllocator,
+)
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
 
 class CheckedAllocator:
     """Fulfils :class:`~engine.contracts.kv_allocator.KVAllocator` but for ``start``: the allocator is started already;
-    and :class:`~engine.contracts.kv_allocator.FillingAllocator` where the allocator does.
+    and :class:`~engine.contracts.kv_allocator.FillingAllocator` and
+    :class:`~engine.contracts.kv_allocator.RetainingAllocator` where the allocator does.
 
     Raises :class:`~engine.plugin_guard.calls.PluginError` for an answer that its contract rules out."""
 
@@ -84,6 +93,14 @@ class CheckedAllocator:
             self._take("open_filling", at, ids, passed=first, shared=full)
         self._open[id(lease)] = [list(lease.blocks[at]) for at in self._forgetful]
         return lease
+
+    @property
+    def retains(self) -> bool:
+        return isinstance(self._allocator, RetainingAllocator)
+
+    def retain(self, prefix: Prefix, seconds: float) -> None:
+        assert isinstance(self._allocator, RetainingAllocator)
+        self._allocator.retain(prefix, seconds)
 
     def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> tuple[int, ...]:
         needed = self._allocator.blocks_needed(lease, num_tokens, max_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.contracts.kv_store import MemoryStore
+from engine.contracts.kv_store import MemoryStore, RetainingStore
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
 
@@ -30,6 +30,13 @@ class CheckedMemory:
         self.memory = store.memory
         self.find = store.find
         self.use = store.use
+
+    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+        """As :meth:`RetainingStore.retain` where the store does that, else as :meth:`MemoryStore.use`."""
+        if isinstance(self.store, RetainingStore):
+            self.store.retain(tenant, group, slots, seconds)
+        else:
+            self.store.use(group, slots)
 
     def found(self, group: int, key: bytes) -> int:
         """The slot of a record that was found just now, and is to be copied."""

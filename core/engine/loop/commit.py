@@ -78,8 +78,10 @@ class Committer:
     def _emit(self, s: Sequence, outcome: RowResult, taken: int, reason: FinishReason | None, now: float) -> None:
         tokens = outcome.tokens[:taken]
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        cached = retained = 0
         if s.first_token_s == 0.0:
             s.first_token_s = now
+            cached, retained = s.num_cached, s.num_retained
             if s.request.sampling.prompt_logprobs is not None:
                 prompt_logprobs = (None, *s.prompt_logprobs)
         s.last_token_s = now
@@ -94,6 +96,8 @@ class Committer:
             stop_token=tokens[-1] if reason == "stop" else None,
             timings=None if reason is None else s.timings(now),
             at_s=now,
+            cached_tokens=cached,
+            retained_tokens=retained,
         )
         if s.request.sampling.max_tokens == 0:  # whoever hears of it may look for what was computed
             self._pool.when_stored(partial(self._publish, out))

@@ -220,10 +220,23 @@ class Pool:
         """The first ``computed`` tokens are final and may be shared; blocks that a window has passed are given back."""
         assert sequence.lease is not None
         prefix = self._prefix(sequence, sequence.computed)
-        moves = self.tiers.unkept(sequence.lease, prefix) if self.tiers is not None else ()
+        is_last_of_prompt = sequence.lease.num_committed < sequence.prompt_len <= sequence.computed
+        words = sequence.request.retain if is_last_of_prompt and self.allocator.retains else ()
+        moves = self.tiers.unkept(sequence.lease, prefix, words) if self.tiers is not None else ()
         self.allocator.commit(sequence.lease, prefix)
         if moves and self.tiers is not None:
             self.tiers.keep(moves)  # before a later plan can write to them
+        if words and prefix.keys:
+            self._retain(sequence, prefix)
+
+    def _retain(self, sequence: Sequence, prefix: Prefix) -> None:
+        """What its request wants to stay cached, now that its prompt is."""
+        if self.tiers is not None:
+            self.tiers.touch(prefix, sequence.request.retain)
+        for num_tokens, seconds in sequence.request.retain:
+            if num_tokens >= self.block_size:
+                self.allocator.retain(self._prefix(sequence, num_tokens), seconds)
+                sequence.num_retained = max(sequence.num_retained, num_tokens)
 
     def release(self, sequence: Sequence, spoiled: bool = False) -> None:
         """Give back row and lease once the last plan that used them has retired. ``spoiled``: nobody may find its

@@ -93,6 +93,8 @@ class Sequence:
     last_token_s: float = 0.0
     num_cached: int = 0
     num_loaded: dict[str, int] = field(default_factory=dict)
+    num_retained: int = 0
+    """Tokens of its prompt that stay in the prefix cache longer than others."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
@@ -271,6 +273,7 @@ class Sequence:
             cached_tokens=self.num_cached,
             loaded=self.num_loaded,
             staged=self.staged,
+            retained_tokens=self.num_retained,
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,

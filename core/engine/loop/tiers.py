@@ -25,6 +25,8 @@ from engine.loop.messages import StoreState
 from engine.loop.staging import Read, Staging, Tally
 from engine.step.plan import RecordMove
 
+Words = tuple[tuple[int, float], ...]
+"""Leading tokens that are to stay, and for how many seconds after their last use."""
 StoreMoves = Callable[[Sequence[RecordMove], Callable[[bool], None]], None]
 """Copies blocks to slots behind the steps that were launched, then calls the function, from any thread: whether all
 went well."""
@@ -79,6 +81,9 @@ class Kept:
 
     move: RecordMove
     keys: tuple[bytes, ...]
+    prefix: Prefix
+    words: Words = ()
+    """What is to stay of the prefix."""
 
 
 class Tiers:
@@ -221,7 +226,7 @@ class Tiers:
                 continue
             slots = [self._memory.found(group, prefix.keys[at + 1]) for at in places]
             self._memory.hold(group, slots)
-            self._memory.use(group, slots)
+            self._memory.retain(prefix.keys[0], group, slots, 0.0)
             moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
             self._own.loaded_bytes += len(slots) * self._staging.num_bytes[group]
 
@@ -233,14 +238,15 @@ class Tiers:
 
     # What is stored ----------------------------------------------------------------------------------------------
 
-    def unkept(self, lease: Lease, prefix: Prefix) -> list[Kept]:
-        """Room for the blocks that become full when the prefix is committed, and have no record."""
+    def unkept(self, lease: Lease, prefix: Prefix, words: Words = ()) -> list[Kept]:
+        """Room for the blocks that become full when the prefix is committed, and have no record. ``words``: see
+        :meth:`touch`."""
         first, full = lease.num_committed // self._block_size, prefix.num_tokens // self._block_size
         before = self._before(prefix, first) if prefix.keys and full > first + 1 else []  # of a prompt
         for group, slots in enumerate(before):
             self._memory.use(group, slots)
             self._memory.hold(group, slots)
-        found = self._rooms(lease, prefix, first, full)
+        found = self._rooms(lease, prefix, first, full, words)
         for group, slots in enumerate(before):
             self._memory.let_go(group, slots)
         return found
@@ -252,7 +258,7 @@ class Tiers:
         found = [[self._memory.find(group.group_id, key) for key in keys] for group in self._groups]
         return [[slot for slot in slots if slot is not None] for slots in found]
 
-    def _rooms(self, lease: Lease, prefix: Prefix, first: int, full: int) -> list[Kept]:
+    def _rooms(self, lease: Lease, prefix: Prefix, first: int, full: int, words: Words) -> list[Kept]:
         found = []
         for group, blocks in enumerate(lease.blocks if first < full and prefix.keys else ()):
             own, slots, keys = [], [], []
@@ -267,7 +273,7 @@ class Tiers:
                 slots.append(slot)
                 keys.append(key)
             if own:
-                found.append(Kept(RecordMove(group, tuple(own), tuple(slots)), tuple(keys)))
+                found.append(Kept(RecordMove(group, tuple(own), tuple(slots)), tuple(keys), prefix, words))
         return found
 
     def _others_have(self, group: int, key: bytes) -> bool:
@@ -301,7 +307,7 @@ class Tiers:
             self._call_after()
 
     def _publish(self, kept: Kept, well: bool) -> None:
-        group = kept.move.group
+        group, new = kept.move.group, []
         for slot, key in zip(kept.move.slots, kept.keys, strict=True):
             if not well:
                 self._memory.abandon(group, slot)
@@ -309,7 +315,25 @@ class Tiers:
             self._memory.publish(group, slot)
             if self._memory.find(group, key) == slot:
                 self._own.stored_bytes += self._staging.num_bytes[group]
+                new.append(slot)
                 self._staging.write(group, key, slot)
+        if new:
+            self._memory.retain(kept.prefix.keys[0], group, new, 0.0)
+        if kept.words:
+            self._touch(group, kept.prefix, kept.words)
+
+    def touch(self, prefix: Prefix, words: Words) -> None:
+        """The records of a prefix were just of use. ``words``: which beginnings of it are to stay."""
+        for group in self._groups:
+            self._touch(group.group_id, prefix, words)
+
+    def _touch(self, group: int, prefix: Prefix, words: Words) -> None:
+        size = self._block_size
+        places = [self._memory.find(group, key) for key in prefix.keys[1 : prefix.num_tokens // size + 1]]
+        for num_tokens, seconds in ((prefix.num_tokens, 0.0), *words):
+            slots = [slot for slot in places[: num_tokens // size] if slot is not None]
+            if slots:
+                self._memory.retain(prefix.keys[0], group, slots, seconds)
 
     def clear(self) -> None:
         """No record may be found again."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
 from engine.contracts.request import EngineRequest, FinishReason, Timings
 from engine.loop.client import EngineDead, OutputStream
+from engine.service.cache_words import written
 from engine.service.engines import EngineHandle
 from engine.service.errors import engine_died, engine_failed
 from engine.service.job import Job
@@ -69,6 +71,7 @@ class SequenceRun:
         """When there was something else than thoughts."""
         self._last_s = 0.0
         self._itl_ms: list[tuple[float, int]] = []
+        self._cached = 0, 0
         self._is_late = False
         """It was ended since its first token was late."""
 
@@ -83,6 +86,8 @@ class SequenceRun:
                 if timer is not None and out.tokens:
                     timer.cancel()
                 count, begun_s = len(output.tokens), time.monotonic()
+                if not count:
+                    self._cached = out.cached_tokens, out.retained_tokens
                 delta = output.take(out)
                 self._time(len(output.tokens) - count, begun_s)
                 if self._answered_s is None and delta is not None and delta.answers:
@@ -151,6 +156,12 @@ class SequenceRun:
         )
         self._publish((event,))
 
+    def cached(self) -> tuple[int, int]:
+        """Tokens of the prompt that came from the prefix cache, and that stay in it longer than others; 0 before the
+        first token."""
+        engine = None if self.account is None else self.account.engine
+        return self._cached if engine is None else (engine.cached_tokens, engine.retained_tokens)
+
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
         output = self.output
@@ -214,6 +225,12 @@ class Usage:
     output_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    written: Mapping[float, int] = field(default_factory=dict)
+    """Prompt tokens that came to the cache and are to stay, by the time in seconds for which they are."""
+
+    @property
+    def written_tokens(self) -> int:
+        return sum(self.written.values())
 
 
 class Generation:
@@ -231,13 +248,19 @@ class Generation:
         await self._deltas.aclose()
 
     def usage(self) -> Usage:
-        """Token counts so far. Cached tokens are known of sequences that have ended."""
+        """Token counts so far. Cached tokens are known of sequences that have a token."""
         prompts, n = self._job.api.prompts, self._job.api.n
+        new, all_cached = Counter[float](), 0
+        for run in self._runs[::n]:
+            cached, retained = run.cached()
+            all_cached += cached
+            new.update(written([(end, seconds) for end, seconds in run.request.retain if end <= retained], cached))
         return Usage(
             sum(map(len, prompts)),
             sum([len(run.output.tokens) for run in self._runs]),
-            sum([run.account.engine.cached_tokens for run in self._runs[::n] if run.account]),
+            all_cached,
             sum([run.output.reasoning_tokens for run in self._runs]),
+            new,
         )
 
     def account(self) -> Account:

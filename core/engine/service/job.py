@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.contracts.router import ApiRequest, Question
+from engine.service.cache_words import Kept
 from engine.service.promises import Promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import ReasoningUse
@@ -21,6 +22,8 @@ class Prompts:
     """For each prompt, what ``echo`` puts before its output; empty without ``echo``."""
     question: Question | None = None
     """How a conversation ends: see :attr:`ApiRequest.question`."""
+    kept: tuple[Kept, ...] = ()
+    """Beginnings of each prompt that are to stay cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Job:
     """Where the output thinks."""
     promise: Promise | None = None
     """The class of the request; ``None``: there are no classes."""
+    kept: tuple[Kept, ...] = ()
+    """See :attr:`Prompts.kept`."""
 
     @property
     def num_sequences(self) -> int:
@@ -56,3 +61,8 @@ class Job:
     def prompt(self, index: int) -> tuple[int, ...]:
         """The token ids of a sequence's prompt."""
         return self.api.prompts[index // self.api.n]
+
+    def kept_of(self, index: int) -> tuple[Kept, ...]:
+        """Beginnings of a sequence's prompt that are to stay cached."""
+        length = len(self.prompt(index))
+        return tuple([(min(num_tokens, length), seconds) for num_tokens, seconds in self.kept])

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from engine.service.errors import bad_request
 from engine.service.protocol import (
+    CacheControl,
     ChatOptions,
     ChosenFunction,
     CommonOptions,
@@ -26,7 +27,7 @@ from engine.service.protocol import (
     Tool,
     ToolChoice,
 )
-from engine.service.translating import common, function_tool, required, system_first
+from engine.service.translating import BETWEEN, Joined, Mark, common, function_tool, required, system_first
 
 BILLING = "x-anthropic-billing-header:"
 """Some clients begin the system prompt with a line of bookkeeping that differs from request to request: with it, no
@@ -49,6 +50,7 @@ class Block(msgspec.Struct):
     tool_use_id: str | None = None
     content: str | list[Block] | dict[str, Any] | None = None
     source: dict[str, Any] | str | None = None
+    cache_control: CacheControl | None = None
     is_error: bool | None = None
     """Without effect: what the tool said speaks for itself."""
 
@@ -65,6 +67,7 @@ class MessagesTool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesChoice(msgspec.Struct):
@@ -99,7 +102,7 @@ class CountRequest(CommonOptions, kw_only=True):
     """What of a request is its prompt. ``/v1/messages/count_tokens`` takes this."""
 
     ignored = frozenset({
-        "anthropic_version", "betas", "cache_control", "container", "context_management", "diagnostics",
+        "anthropic_version", "betas", "container", "context_management", "diagnostics",
         "inference_geo", "max_tokens", "speed", "stop_sequences",
     })  # fmt: skip
     verbatim = frozenset({"tools", "messages", "output_config", "output_format"})
@@ -113,6 +116,7 @@ class CountRequest(CommonOptions, kw_only=True):
     output_format: OutputFormat | None = None
     """The older name of ``output_config.format``."""
     metadata: Metadata | None = None
+    cache_control: CacheControl | None = None
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     """What the API does not have, and this server does."""
@@ -168,6 +172,7 @@ def messages_chat(request: CountRequest) -> tuple[MessagesOptions, list[Message]
         parallel_tool_calls=False if choice.disable_parallel_tool_use else None,
         response_format=described,
         uses_output_format=form is not None and config.format is None,
+        cache_control=request.cache_control,
     )
     return options, _messages(request)
 
@@ -179,6 +184,7 @@ def _tools(tools: list[MessagesTool]) -> list[Tool]:
             name=required(tool.name, f"tools[{i}].name"),
             description=tool.description,
             parameters=tool.input_schema,
+            cache_control=tool.cache_control,
         )
         for i, tool in enumerate(tools)
         if tool.type in (None, "custom")
@@ -192,7 +198,7 @@ def _choice(choice: MessagesChoice) -> Any:
 
 
 def _messages(request: CountRequest) -> list[Message]:
-    found = [Message("system", system)] if (system := _system(request.system)) else []
+    found = [system] if (system := _system(request.system)).content else []
     for i, turn in enumerate(request.messages):
         found += _turn(turn, f"messages[{i}]")
     if found[-1].role == "assistant":
@@ -202,10 +208,15 @@ def _messages(request: CountRequest) -> list[Message]:
     return system_first(found)
 
 
-def _system(system: str | list[Block] | None) -> str:
+def _system(system: str | list[Block] | None) -> Message:
     blocks = system if isinstance(system, list) else [Block("text", system)]
-    texts = [block.text or "" for block in blocks]
-    return "\n\n".join([text for text in texts if text and not text.startswith(BILLING)])
+    text, marks = "", list[Mark]()
+    for block in blocks:
+        if block.text and not block.text.startswith(BILLING):
+            text += BETWEEN * bool(text) + block.text
+        if block.cache_control is not None:
+            marks.append((len(text), block.cache_control))
+    return Joined("system", text, marks=marks)
 
 
 def _turn(turn: MessagesTurn, at: str) -> list[Message]:
@@ -235,19 +246,20 @@ def _turn(turn: MessagesTurn, at: str) -> list[Message]:
 def _part(block: Block) -> ContentPart:
     """Documents and results of a search that are text are told as text."""
     if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
-        return ContentPart("text", str(block.source.get("data") or ""))
+        return ContentPart("text", str(block.source.get("data") or ""), block.cache_control)
     if block.type == "search_result" and isinstance(block.content, list):
-        return ContentPart("text", "\n".join([part.text or "" for part in block.content]))
-    return ContentPart(block.type, block.text)
+        return ContentPart("text", "\n".join([part.text or "" for part in block.content]), block.cache_control)
+    return ContentPart(block.type, block.text, block.cache_control)
 
 
 def _answer(blocks: list[Block], at: str) -> Message:
-    texts, thoughts = [], []
+    text, thoughts = "", []
     calls: list[MessageToolCall] = []
+    marks: list[Mark] = []
     for i, block in enumerate(blocks):
         where = f"{at}.content[{i}]"
         if block.type == "text":
-            texts.append(block.text or "")
+            text += block.text or ""
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -256,13 +268,16 @@ def _answer(blocks: list[Block], at: str) -> Message:
         elif OF_OTHERS.fullmatch(block.type) is None:
             expected = "text, thinking or tool_use"
             raise bad_request(f"{where} has type {block.type[:32]!r}, expected {expected}.", where, "invalid_value")
+        if block.cache_control is not None:
+            marks.append((None if calls else len(text), block.cache_control))
     thought = "".join(thoughts) or None
-    return Message("assistant", "".join(texts), reasoning_content=thought, tool_calls=calls or None)
+    return Joined("assistant", text, reasoning_content=thought, tool_calls=calls or None, marks=marks)
 
 
 def _result(block: Block, at: str) -> Message:
-    content = block.content
+    content, marked = block.content, block.cache_control
     if isinstance(content, list):
+        marked = marked or next((part.cache_control for part in reversed(content) if part.cache_control), None)
         parts = [_part(part) for part in content]
         for i, part in enumerate(parts):
             if part.type != "text":
@@ -271,4 +286,5 @@ def _result(block: Block, at: str) -> Message:
         content = "\n".join([part.text or "" for part in parts])
     if isinstance(content, dict):
         raise bad_request(f"{at}.content is an object, expected text or a list of blocks.", f"{at}.content")
-    return Message("tool", content or "", tool_call_id=required(block.tool_use_id, f"{at}.tool_use_id"))
+    answers = required(block.tool_use_id, f"{at}.tool_use_id")
+    return Message("tool", content or "", tool_call_id=answers, cache_control=marked)

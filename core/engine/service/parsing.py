@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.service.cache_words import breakpoints_of
 from engine.service.chat_request import settle_tools
 from engine.service.errors import ApiError, bad_request
 from engine.service.messages_request import CountRequest, MessagesOptions, MessagesRequest, messages_chat
@@ -331,7 +332,8 @@ def _check_turns(messages: list[Message], limits: Limits) -> None:
 def _conversation(request: ChatOptions | TokenizeRequest, messages: list[Message]) -> Conversation:
     tools = tools_of(request)
     turns, goes_on = turns_of(messages), request.add_generation_prompt is not False
-    return Conversation(turns, goes_on, template_variables(request), tools or None)
+    breakpoints = breakpoints_of(request, messages) if isinstance(request, ChatOptions) else ()
+    return Conversation(turns, goes_on, template_variables(request), tools or None, breakpoints=breakpoints)
 
 
 def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:

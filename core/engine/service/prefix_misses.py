@@ -36,6 +36,7 @@ _ID = re.compile(r"(?=.*\d)[\s0-9A-Fa-f_\-]+", re.ASCII)
 class _Prompt:
     tokens: array[int]
     salt: str
+    ends: Sequence[int]
 
 
 class RecentPrompts:
@@ -46,8 +47,9 @@ class RecentPrompts:
         self._max_tokens = max_tokens
         self._num_tokens = 0
 
-    def add(self, request_id: str, tokens: Sequence[int], salt: str) -> None:
-        self._prompts[request_id] = _Prompt(array("I", tokens), salt)
+    def add(self, request_id: str, tokens: Sequence[int], salt: str, ends: Sequence[int] = ()) -> None:
+        """``ends``: of the beginnings of it that are to stay cached, at breakpoints."""
+        self._prompts[request_id] = _Prompt(array("I", tokens), salt, ends)
         self._num_tokens += len(tokens)
         while self._num_tokens > self._max_tokens or len(self._prompts) > MAX_PROMPTS:
             _, oldest = self._prompts.popitem(last=False)
@@ -63,7 +65,8 @@ class RecentPrompts:
         self, request_id: str, cached: int, block_size: int, decode: Callable[[Sequence[int]], str]
     ) -> dict[str, Any] | None:
         """Why no more than ``cached`` tokens of a prompt were found: ``kind`` is a :data:`Kind`, and ``why`` says it
-        in words. ``None`` for a prompt that is not kept."""
+        in words. Where both prompts have breakpoints, ``breakpoint`` is the last one's token, and ``breakpoint_shared``
+        whether what both share reaches one of the other's. ``None`` for a prompt that is not kept."""
         mine = self._prompts.get(request_id)
         if mine is None:
             return None
@@ -75,7 +78,9 @@ class RecentPrompts:
         shared, nearest = max((common(mine.tokens, self._prompts[name].tokens), at) for at, name in enumerate(before))
         name = before[nearest]
         other = self._prompts[name]
-        found = {"nearest": name, "shared_tokens": shared, "first_difference": shared}
+        found: dict[str, Any] = {"nearest": name, "shared_tokens": shared, "first_difference": shared}
+        if mine.ends and other.ends:
+            found |= {"breakpoint": max(mine.ends), "breakpoint_shared": min(other.ends) <= shared}
         whole = min(shared, len(mine.tokens) - 1) // block_size * block_size
         if cached >= whole:
             if shared == len(mine.tokens):
@@ -97,7 +102,7 @@ def _whole(cached: int, whole: int, length: int, block_size: int) -> str:
     return f"all its whole blocks were cached: {whole} tokens; the rest is always computed"
 
 
-def common(one: array[int], other: array[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens from the beginning that two prompts share."""
     least, most = 0, min(len(one), len(other))
     while least < most:

@@ -14,6 +14,7 @@ import msgspec
 from engine.contracts.constraint import Grammar
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
+from engine.service.cache_words import Kept, going_on_otherwise, whole_prompt_s
 from engine.service.chat_template import TemplateFailed
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
@@ -21,6 +22,7 @@ from engine.service.grammars import grammar_of
 from engine.service.job import Job, Prompts
 from engine.service.keys import Caller, priority_for, salt_for
 from engine.service.parsing import Packed, ParsedCompletion, ParsedTurns, unpack
+from engine.service.prefix_misses import common
 from engine.service.promises import Promise, promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import TAIL_TOKENS, ReasoningUse, reasoning_tokens, reasoning_use
@@ -41,17 +43,35 @@ from engine.service.validation import (
 async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedTurns) -> Prompts:
     """Raises :class:`ApiError` like :func:`encode_conversation`."""
     tokens = await encode_conversation(engine, client, chat.conversation)
-    return Prompts((tokens,), question=question_of(chat.conversation))
+    kept = await _kept(engine, client, chat.conversation, tokens)
+    return Prompts((tokens,), question=question_of(chat.conversation), kept=kept)
+
+
+async def _kept(
+    engine: EngineHandle, client: str, conversation: Conversation, tokens: tuple[int, ...]
+) -> tuple[Kept, ...]:
+    """Where the breakpoints of a conversation are in its prompt. One is passed over if the template does not take the
+    conversation with another continuation."""
+    found: list[Kept] = []
+    for end in conversation.breakpoints:
+        try:
+            other = await engine.tokenizer.encode_chat(going_on_otherwise(conversation, end), client=client)
+        except (TemplateFailed, TokenizerError, TooManyTokens):
+            continue
+        found.append((common(tokens, other), end.seconds))
+    return tuple(found)
 
 
 async def completion_prompts(engine: EngineHandle, client: str, completion: ParsedCompletion) -> Prompts:
     """Raises :class:`ApiError` like :func:`encode_text`."""
     prompts: Sequence[str | Packed] = completion.prompts
     tokens = tuple([await _tokens(engine, client, prompt) for prompt in prompts])
+    seconds = whole_prompt_s(completion.options)
+    kept = ((max(map(len, tokens)), seconds),) if seconds else ()
     if not completion.options.echo:
-        return Prompts(tokens)
+        return Prompts(tokens, kept=kept)
     texts = [await _text(engine, client, prompt, ids) for prompt, ids in zip(prompts, tokens)]
-    return Prompts(tokens, tuple(texts))
+    return Prompts(tokens, tuple(texts), kept=kept)
 
 
 async def _tokens(engine: EngineHandle, client: str, prompt: str | Packed) -> tuple[int, ...]:
@@ -164,7 +184,7 @@ def make_job(
     )
     check_echoed_logprobs(api)
     now, fingerprint = int(time.time()), engine.fingerprint
-    return Job(api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised)
+    return Job(api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised, prompts.kept)
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:

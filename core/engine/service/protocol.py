@@ -87,9 +87,32 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Without effect."""
 
 
+class CacheControl(msgspec.Struct):
+    """The prompt up to here is to stay cached, in the words of Anthropic's API."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class CacheBreakpoint(msgspec.Struct):
+    """The same in those of OpenAI's."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheOptions(msgspec.Struct):
+    """``mode``: ``implicit`` (the default) is a breakpoint at the end of the prompt, too."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class MessageFunction(msgspec.Struct):
@@ -121,6 +144,7 @@ class Function(msgspec.Struct, omit_defaults=True):
 class Tool(msgspec.Struct):
     type: str = "function"
     function: Function | None = None
+    cache_control: CacheControl | None = None
 
 
 class ChosenFunction(msgspec.Struct):
@@ -163,9 +187,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    cache_control: CacheControl | None = None
     id: str | None = None
     """Without effect; so are the next ones, which clients keep beside answers."""
-    cache_control: Any = None
     thinking_blocks: Any = None
     provider_specific_fields: Any = None
     reasoning_details: Any = None
@@ -241,6 +265,8 @@ class CommonOptions(Body, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     """Who sent the request: the queue is fair among users. Without it, clients are told apart by their addresses."""
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
 
 
 class GenerationRequest(CommonOptions, kw_only=True):
@@ -333,6 +359,8 @@ class ChatOptions(GenerationRequest, kw_only=True):
     functions: Annotated[list[Function], Meta(max_length=512)] | None = None
     """The older name of ``tools``: the answer has ``function_call`` then."""
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
+    cache_control: CacheControl | None = None
+    """A breakpoint at the end of the last message."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_completion_tokens"):

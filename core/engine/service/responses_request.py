@@ -15,6 +15,7 @@ from msgspec import Meta
 from engine.service.chat_request import check_allowed
 from engine.service.errors import bad_request
 from engine.service.protocol import (
+    CacheBreakpoint,
     ChatOptions,
     ChosenFunction,
     CommonOptions,
@@ -46,6 +47,7 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class Item(msgspec.Struct):
@@ -345,4 +347,5 @@ def _content(content: str | list[Part] | None, at: str) -> str | list[ContentPar
 def _part(part: Part) -> ContentPart:
     if part.type == "refusal":
         return ContentPart("text", part.refusal or "")
-    return ContentPart("text" if part.type in TEXTS else part.type, part.text)
+    kind = "text" if part.type in TEXTS else part.type
+    return ContentPart(kind, part.text, prompt_cache_breakpoint=part.prompt_cache_breakpoint)

@@ -90,7 +90,8 @@ class Sending:
         self._expected = engine.forecast.expect(self._promise, max(0, len(self.request.prompt) - cached_tokens))
         engine.forecast.sent(self._expected)
         engine.sendings.add(self)
-        engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt)
+        ends = [end for end, _ in self.request.retain]
+        engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt, ends)
         self._attempt += 1
         self._sent(engine)
 

@@ -139,6 +139,7 @@ class Account:
             "cached_tokens": self.engine.cached_tokens,
             "loaded_tokens": self.engine.loaded_tokens,
             **_tiers(self.engine),
+            "retained_tokens": self.engine.retained_tokens,
             "drafted_tokens": self.engine.drafted_tokens,
             "accepted_tokens": self.engine.accepted_tokens,
             "preemptions": self.engine.preemptions,

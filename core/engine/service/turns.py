@@ -48,6 +48,16 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.content if isinstance(self.content, str) else "".join([part.text for part in self.content])
 
 
+class Breakpoint(msgspec.Struct, frozen=True):
+    """Where a beginning of a prompt ends that is to stay cached."""
+
+    turn: int
+    """The last turn of it; -1: there are only tools."""
+    chars: int | None
+    """So much of that turn's text; ``None``: all of the turn, its calls included."""
+    seconds: float
+
+
 class Conversation(msgspec.Struct, frozen=True):
     """Everything that a chat template is given."""
 
@@ -60,6 +70,8 @@ class Conversation(msgspec.Struct, frozen=True):
     """Functions that the assistant may call, as JSON schemas."""
     documents: tuple[dict[str, Any], ...] | None = None
     """Texts to answer from. Requests bring theirs in ``variables``."""
+    breakpoints: tuple[Breakpoint, ...] = ()
+    """In the order of the prompt. The template is not told."""
 
     def plain(self) -> PlainConversation:
         """The conversation as templates see it."""
@@ -88,4 +100,4 @@ def question_of(conversation: Conversation) -> Question | None:
         return None
     *earlier, last = conversation.turns
     turns = (*earlier, msgspec.structs.replace(last, content=""))
-    return Question(last.text, msgspec.structs.replace(conversation, turns=turns))
+    return Question(last.text, msgspec.structs.replace(conversation, turns=turns, breakpoints=()))

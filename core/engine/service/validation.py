@@ -179,7 +179,8 @@ def template_variables(request: ChatOptions | TokenizeRequest) -> dict[str, Any]
 
 def tools_of(request: ChatOptions | TokenizeRequest) -> tuple[dict[str, Any], ...]:
     """The tools that the chat template is given, also where none may be called: the prompt stays what it was."""
-    return tuple([msgspec.to_builtins(tool) for tool in request.tools or () if tool.function is not None])
+    functions = [tool for tool in request.tools or () if tool.function is not None]
+    return tuple([{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in functions])
 
 
 def _is_deeper(value: Any, most: int) -> bool:

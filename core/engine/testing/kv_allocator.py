@@ -33,7 +33,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
+from engine.contracts.kv_allocator import (
+    BlockUsage,
+    KVAllocator,
+    KVGroup,
+    Lease,
+    Prefix,
+    RetainingAllocator,
+)
 from engine.testing.subject import Subject, Suite, filled
 
 BLOCK = 8
@@ -240,6 +247,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         # A copy of a prefix that another lease committed first is not found again once that one is evicted.
         if prefix.keys and owner.forgotten == self.forgotten:
             assert self.allocator.match_prefix(prefix) >= upto // BLOCK * BLOCK, "a committed prefix cannot be found"
+        if upto % 2 and isinstance(self.allocator, RetainingAllocator):
+            before = self.allocator.usage()
+            self.allocator.retain(prefix, 3600.0)
+            assert self.allocator.usage() == before, "to retain a prefix is a wish, and changed something"
 
     @rule(owner=owners, num_tokens=st.integers(0, 6 * BLOCK))
     def ask(self, owner: Owner, num_tokens: int) -> None:

@@ -26,6 +26,7 @@ from engine.contracts.kv_store import (
     Loan,
     MemoryStore,
     RecordLayout,
+    RetainingStore,
     SharedStore,
     StagedStore,
     StoreUsage,
@@ -335,6 +336,17 @@ class KVStoreConformance:
         assert store.room(0, b"another") is None
         store.let_go(0, [0])
         assert store.room(0, b"another") == 0
+
+    def test_what_is_retained_locks_nothing(self) -> None:
+        store = self.memory()
+        if not isinstance(store, RetainingStore):
+            return
+        most = len(store.memory(0)) // LAYOUT.num_bytes[0]
+        for number, each in enumerate(ids_of(4 * most)[::2]):
+            slot = self.filled(store, each)
+            assert slot is not None, f"no room for record {number} beside retained ones"
+            store.retain(b"tenant", 0, [slot], 3600.0)
+            assert store.find(*each) == slot and bytes(self.slot_of(store, 0, slot)) == record_of(each)
 
     def test_an_abandoned_slot_is_free_again(self) -> None:
         store, (each, *_) = self.memory(), ids_of(1)

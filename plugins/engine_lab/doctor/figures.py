@@ -95,6 +95,8 @@ MEANING = {
     "early_share": "of explained prompts, differ in a short text and go on alike",
     "order_share": "of explained prompts, have the parts of another in another order",
     "evicted_share": "of explained prompts, share text that was not in the cache",
+    "breakpoint_share": "of explained prompts with cache breakpoints, before the last one",
+    "moved_share": "of explained prompts with cache breakpoints, share no beginning up to one",
     "chunk_max": "most prompt tokens of one request in a step",
     "chunks_mean": "steps that a prompt took",
     "stalled_share": "of explained requests, decoded beside another's prompt",
@@ -268,6 +270,12 @@ def _of_details(details: Sequence[dict[str, Any]]) -> Figures:
             "early_share": fmean(kind == "inserted" for kind in kinds),
             "order_share": fmean(kind == "order" for kind in kinds),
             "evicted_share": fmean(kind == "evicted" for kind in kinds),
+        }
+    if marked := [each for each in explained if "breakpoint" in each["prefix"]]:
+        before = sum(each["prefix"]["breakpoint"] for each in marked)
+        found |= {
+            "breakpoint_share": before / sum(each["prompt_tokens"] for each in marked),
+            "moved_share": fmean(not each["prefix"]["breakpoint_shared"] for each in marked),
         }
     return found
 

@@ -4,7 +4,8 @@ A committed full block has a content key (see the contract). When its last lease
 later request whose prompt starts with the same tokens takes it over instead of computing it. The block in which equal
 texts part, or the last one of a text that ended within a block, is copied instead: a request that repeats a prompt
 computes one token. Blocks that no lease holds are evicted least recently used first when memory is needed, and of one
-chain the tail goes first, because a block is reachable only through those before it.
+chain the tail goes first, because a block is reachable only through those before it. Blocks that a tenant retains go
+after its others (:mod:`engine_plugins.eviction`).
 
 Each KV group has its own blocks, and finds them by the same keys. A hit is as long as all groups allow: one that keeps
 every token needs all blocks of it, one with a window those that a query after the hit can read. What the window of a
@@ -13,12 +14,12 @@ running request has passed stays cached like what an ended one had.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.provider import BuildContext
+from engine_plugins.eviction import EvictionOrder
 from engine_plugins.kv_allocator.block_index import BlockIndex
 from engine_plugins.kv_allocator.block_pool import (
     FreeBlocks,
@@ -43,15 +44,16 @@ class CachedBlocks:
     it gives the block back if the first has gone by then.
     """
 
-    __slots__ = ("_cached", "_num_leases_of", "block_size", "free", "group", "index")
+    __slots__ = ("_cached", "_num_leases_of", "_tenant_of", "block_size", "free", "group", "index")
 
-    def __init__(self, group: KVGroup, block_size: int) -> None:
+    def __init__(self, group: KVGroup, block_size: int, clock: Callable[[], float]) -> None:
         self.group = group
         self.block_size = block_size
         self.free = FreeBlocks(group.num_blocks)
         self.index = BlockIndex()
         self._num_leases_of = [0] * group.num_blocks  # by block
-        self._cached: OrderedDict[int, None] = OrderedDict()  # no lease, indexed; next victim first
+        self._tenant_of: dict[int, bytes] = {}  # of indexed blocks: where their chains begin
+        self._cached: EvictionOrder[int] = EvictionOrder(group.num_blocks - 1, clock)  # no lease, indexed
 
     def usage(self) -> BlockUsage:
         total, free, cached = self.group.num_blocks - 1, len(self.free), len(self._cached)
@@ -64,8 +66,9 @@ class CachedBlocks:
         tokens = tokens_of(prefix, at, self.block_size)
         key = prefix.keys[at + 1] if len(tokens) == self.block_size else None
         superfluous = self.index.add(block, prefix.keys[at], tokens, key)
+        self._tenant_of[block] = prefix.keys[0]
         if superfluous is not None:
-            self._cached.move_to_end(superfluous, last=False)
+            self._cached.first(superfluous)
 
     def keep_part(self, block: int, prefix: Prefix, at: int) -> bool:
         """Cache the last block of a text that ended within it, unless another one holds the same. Returns whether."""
@@ -86,7 +89,7 @@ class CachedBlocks:
 
     def hold(self, block: int) -> None:
         """One more lease holds a block that the index has."""
-        self._cached.pop(block, None)
+        self._cached.take(block)
         self._num_leases_of[block] += 1
 
     def take(self, count: int) -> list[int]:
@@ -138,20 +141,28 @@ class CachedBlocks:
         return worthless
 
     def evict(self, count: int) -> None:
-        """Make the ``count`` least recently used cached blocks free."""
-        victims = [self._cached.popitem(last=False)[0] for _ in range(count)]
-        for block in victims:
+        """Make ``count`` cached blocks free."""
+        victims = []
+        for _ in range(count):
+            block = self._cached.pop()
+            assert block is not None
             self.index.remove(block)
+            del self._tenant_of[block]
+            victims.append(block)
         self.free.give(victims)
 
     def evict_all(self) -> None:
         self.evict(len(self._cached))
 
+    def retain(self, key: bytes, seconds: float) -> None:
+        block = self.index.find(key)
+        if block is not None:
+            self._cached.retain(block, seconds)
+
     def _use(self, block: int) -> None:
         """A block that the index has was just used: if no lease holds it, it is the last to be evicted."""
         if self._num_leases_of[block] == 0:
-            self._cached[block] = None
-            self._cached.move_to_end(block)
+            self._cached.add(block, self._tenant_of[block])
 
     def check(self, leases: Sequence[Sequence[int]]) -> None:
         """Assert the invariants between leases, counts, contents and states. O(blocks); for tests."""
@@ -177,9 +188,10 @@ class PrefixCacheAllocator:
 
     def __init__(self, config: KVAllocatorConfig, context: BuildContext) -> None:
         self._block_size = config.block_size
+        self._clock = context.clock
 
     def start(self, groups: Sequence[KVGroup]) -> None:
-        self._pools = tuple(CachedBlocks(group, self._block_size) for group in started(groups))
+        self._pools = tuple(CachedBlocks(group, self._block_size, self._clock) for group in started(groups))
         self._lasting = tuple(pool for pool in self._pools if not pool.group.forgets)
         self._forgetful = tuple((at, pool) for at, pool in enumerate(self._pools) if pool.group.forgets)
         self._leases = Leases()
@@ -264,6 +276,11 @@ class PrefixCacheAllocator:
         prefix = self._committed.pop(id(lease))
         for pool, ids in zip(self._pools, blocks, strict=True):
             self._release(pool, ids, prefix)
+
+    def retain(self, prefix: Prefix, seconds: float) -> None:
+        for pool in self._pools:
+            for at in range(prefix.num_tokens // self._block_size - 1, -1, -1):
+                pool.retain(prefix.keys[at + 1], seconds)
 
     def usage(self) -> tuple[BlockUsage, ...]:
         return tuple([pool.usage() for pool in self._pools])

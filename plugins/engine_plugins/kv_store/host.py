@@ -11,13 +11,13 @@ more: at rest a record is in memory once, and each use costs a copy and a checks
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.config import SlotConfig, at_least
 from engine.contracts.kv_store import RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
+from engine_plugins.eviction import EvictionOrder
 from engine_plugins.kv_store.segment import Others, Segment, Shape
 
 
@@ -34,10 +34,12 @@ class HostConfig(SlotConfig):
 class _Slots:
     """The records of one group."""
 
-    def __init__(self, count: int, memory: memoryview) -> None:
+    def __init__(self, count: int, memory: memoryview, clock: Callable[[], float]) -> None:
         self.memory = memory
         self.free = list(range(count - 1, -1, -1))
-        self.slot_of: OrderedDict[bytes, int] = OrderedDict()  # next victim first
+        self.slot_of: dict[bytes, int] = {}
+        self.order: EvictionOrder[int] = EvictionOrder(count, clock)
+        """Of slots that are found."""
         self.key_of: dict[int, bytes] = {}
         self.filling: dict[int, bytes] = {}
         self.holds: dict[int, int] = {}
@@ -45,23 +47,24 @@ class _Slots:
         """Slots with records of other engines."""
 
     def victim(self) -> int | None:
-        for key, slot in self.slot_of.items():
-            if slot not in self.holds:
-                self.remove(key)
-                return slot
-        return None
+        slot = self.order.pop(self.holds)
+        if slot is not None:
+            self.remove(self.key_of[slot])
+        return slot
 
     def remove(self, key: bytes) -> None:
         slot = self.slot_of.pop(key)
         del self.key_of[slot]
         self.copies.discard(slot)
+        self.order.forget(slot)
 
 
 class HostStore:
-    """See :class:`engine.contracts.kv_store.SharedStore`."""
+    """See :class:`engine.contracts.kv_store.SharedStore` and :class:`engine.contracts.kv_store.RetainingStore`."""
 
     def __init__(self, config: HostConfig, context: BuildContext) -> None:
         self.most_bytes = config.max_bytes // context.settings.fleet.replicas
+        self._clock = context.clock
         self._evicted = self._faults = 0
         self._files: tuple[int, ...] = ()
         self._segment: Segment | None = None
@@ -77,11 +80,11 @@ class HostStore:
         if not self._files:
             sizes = [self.num_slots * size for size in layout.num_bytes]
             memory = [memoryview(mmap.mmap(-1, max(1, size)))[:size] for size in sizes]
-            self._groups = [_Slots(self.num_slots, own) for own in memory]
+            self._groups = [_Slots(self.num_slots, own, self._clock) for own in memory]
             return
         shape = Shape(layout, self.num_slots)
         self._segment = Segment(self._files[self._own], shape)
-        self._groups = [_Slots(self.num_slots, own) for own in self._segment.groups]
+        self._groups = [_Slots(self.num_slots, own, self._clock) for own in self._segment.groups]
         self._take_over(self._segment)
         others = [file for number, file in enumerate(self._files) if number != self._own]
         self._others = Others(others, shape, self._drop_copies) if others else None
@@ -92,6 +95,7 @@ class HostStore:
         for group, slot, key in found:
             own = self._groups[group]
             own.slot_of[key], own.key_of[slot] = slot, key
+            own.order.add(slot, b"")
         for own in self._groups:
             own.free = [slot for slot in own.free if slot not in own.key_of]
 
@@ -108,7 +112,14 @@ class HostStore:
         own = self._groups[group]
         for slot in reversed(slots):
             if slot in own.key_of:
-                own.slot_of.move_to_end(own.key_of[slot])
+                own.order.use(slot)
+
+    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+        order = self._groups[group].order
+        for slot in reversed(slots):
+            order.add(slot, tenant)
+            if seconds:
+                order.retain(slot, seconds)
 
     def hold(self, group: int, slots: Sequence[int]) -> None:
         holds = self._groups[group].holds
@@ -147,6 +158,7 @@ class HostStore:
             own.free.append(slot)
             return
         own.slot_of[key], own.key_of[slot] = slot, key
+        own.order.add(slot, b"")
         if is_copy:
             own.copies.add(slot)
         elif self._segment is not None:
@@ -172,6 +184,8 @@ class HostStore:
     def clear(self) -> None:
         for own in self._groups:
             own.free += [slot for slot in own.key_of if slot not in own.holds]
+            for slot in own.key_of:
+                own.order.forget(slot)
             own.slot_of.clear()
             own.key_of.clear()
             own.copies.clear()
@@ -188,6 +202,7 @@ class HostStore:
         """Assert that each slot is free, found, being written, or held though forgotten. O(slots); for tests."""
         for own in self._groups:
             assert len(own.slot_of) == len(own.key_of) and own.copies <= own.key_of.keys()
+            assert set(own.order) == own.key_of.keys()
             forgotten = own.holds.keys() - own.key_of.keys() - own.filling.keys()
             states = [*own.free, *own.key_of, *own.filling, *forgotten]
             assert sorted(states) == list(range(self.num_slots)), "a slot is in no state, or in two"

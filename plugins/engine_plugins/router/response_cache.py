@@ -30,7 +30,7 @@ ENTRY_BYTES = 512
 
 SHAPES_NOTHING = frozenset({
     "request_id", "stream", "stream_options", "return_progress", "priority", "user", "store", "previous_response_id",
-    "question",
+    "question", "cache_control", "prompt_cache_retention", "prompt_cache_options",
 })  # fmt: skip
 """What may differ between requests with one answer: who asks, how and when it is sent, and where the prompt came from.
 Text is made anew of stored tokens."""

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup, Prefix
 from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, PartialBlockConformance, anonymous, prefix_of
+from engine.testing.simulation import VirtualClock
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 
 
@@ -146,3 +150,53 @@ def test_a_block_that_is_copied_is_recent() -> None:
     lease = allocator.open("c", Prefix(), 6 * BLOCK)
     assert allocator.reserve(lease, 6 * BLOCK)
     assert (allocator.match_prefix(prefix_of(a)), allocator.match_prefix(prefix_of(b))) == (BLOCK + 4, 0)
+
+
+def tenants_prefix(tenant: int, tokens: list[int], num_tokens: int | None = None) -> Prefix:
+    keys = prefix_of([tenant] * BLOCK + tokens).keys[1:]  # keys that no other tenant has
+    return Prefix(keys, tokens, len(tokens) if num_tokens is None else num_tokens)
+
+
+def test_a_thousand_retained_prefixes_of_a_tenant_cost_another_no_hit() -> None:
+    def hits_of_another(retains: bool) -> tuple[list[int], int]:
+        random, allocator = Random(5), started(65)
+        texts = [[random.randrange(1000) for _ in range(random.randrange(1, 6) * BLOCK)] for _ in range(12)]
+        found, mine = [], [1] * (3 * BLOCK)
+        for number in range(1000):
+            for tenant, tokens in ((1, [number] * (3 * BLOCK)), (2, random.choice(texts))):
+                prefix = tenants_prefix(tenant, tokens)
+                lease = allocator.open("r", tenants_prefix(tenant, tokens, len(tokens) - 1), len(tokens))
+                if tenant == 2:
+                    found.append(lease.num_cached)
+                assert allocator.reserve(lease, len(tokens))
+                allocator.commit(lease, prefix)
+                if tenant == 1 and retains:
+                    allocator.retain(prefix, 3600.0)
+                allocator.release(lease)
+        return found, allocator.match_prefix(tenants_prefix(1, mine))
+
+    (plain, _), (beside, kept) = hits_of_another(False), hits_of_another(True)
+    assert plain == beside and sum(plain) > 0 and kept == 0
+
+
+def test_no_block_of_a_text_stays_without_those_before_it() -> None:
+    clock = VirtualClock()
+    allocator = PrefixCacheAllocator(KVAllocatorConfig(block_size=BLOCK), replace(build_context(BLOCK), clock=clock))
+    allocator.start([KVGroup(0, (0,), "full", 64, 33)])
+    random = Random(3)
+    texts = [[kind] * (2 * BLOCK) + [number] * (number % 5 * BLOCK) for kind in range(2) for number in range(1, 9)]
+    for number in range(400):
+        clock.now += random.choice((1.0, 100.0))
+        tokens = random.choice(texts)
+        lease = allocator.open(str(number), prefix_of(tokens, len(tokens) - 1), len(tokens))
+        assert allocator.reserve(lease, len(tokens))
+        allocator.commit(lease, prefix_of(tokens))
+        if random.random() < 0.5:
+            allocator.retain(
+                prefix_of(tokens, random.randrange(BLOCK, len(tokens) + 1)), random.choice((300.0, 3600.0))
+            )
+        allocator.release(lease)
+        allocator.check()
+        for text in texts:
+            there = [allocator.has_block(0, key) for key in prefix_of(text).keys[1:]]
+            assert there == sorted(there, reverse=True), f"a hole in {text} after {number} requests"

@@ -10,6 +10,7 @@ from engine.contracts.config import FleetSettings
 from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
+from engine.testing.simulation import VirtualClock
 from engine_plugins.kv_store.host import HostConfig, HostStore
 
 
@@ -41,6 +42,26 @@ def test_the_least_recently_used_makes_way_and_of_a_text_its_end() -> None:
         assert store.find(0, gone) is None
         store.check()
     assert store.usage().evicted == 4
+
+
+def test_what_a_tenant_retains_goes_after_its_others_and_costs_nobody_else_anything() -> None:
+    clock = VirtualClock()
+    store = HostStore(HostConfig(max_bytes=1 << 20), replace(build_context(), clock=clock))
+    store.open(RecordLayout(bytes(32), ((1 << 20) // 6,)), lambda: None)
+    mine = [add(store, key) for key in (b"a0", b"a1")]
+    theirs, later = add(store, b"b0"), [add(store, key) for key in (b"a2", b"a3", b"a4")]
+    store.retain(b"mine", 0, mine, 300.0)
+    store.retain(b"theirs", 0, [theirs], 0.0)
+    store.retain(b"mine", 0, later[:1], 0.0)
+    store.hold(0, later[2:])
+    store.use(0, later[1:])
+    found = []
+    for number in range(4):
+        before = list(store._groups[0].slot_of)
+        add(store, b"c%d" % number)
+        found += [key for key in before if store.find(0, key) is None]
+        store.check()
+    assert found == [b"a2", b"a1", b"b0", b"a0"], "by use it were a1, a0, b0, a2, and then what is held"
 
 
 def test_a_record_that_came_twice_is_there_once() -> None:

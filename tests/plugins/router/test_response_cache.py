@@ -157,9 +157,9 @@ OTHER = {
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, ResponsesOptions, MessagesOptions])
 def test_every_field_of_a_request_is_part_of_the_key_but_those_that_say_how_it_is_sent(kind):
     names = {field.name for field in msgspec.structs.fields(kind)} - {"prompt", "messages"}
-    of_responses = {"store", "previous_response_id"} - names
-    assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id", "question"} - of_responses
-    assert not of_responses or kind is not ResponsesOptions
+    of_others = {"store", "previous_response_id", "cache_control"} - names
+    assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id", "question"} - of_others
+    assert not of_others or kind is not ResponsesOptions
     keys = {cache_key(replace(REQUEST, fields={name: OTHER[name]})) for name in names & OTHER.keys()}
     assert len(keys | {cache_key(REQUEST)}) == len(names & OTHER.keys()) + 1
     same = {"stream": True, "stream_options": {"include_usage": True}, "priority": 3}

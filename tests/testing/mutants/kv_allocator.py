@@ -264,10 +264,11 @@ class EvictsTheLeased(Caching):
     """Leaves a block that is leased again among those that may be evicted."""
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease:
-        idle = [dict.fromkeys(pool._cached) for pool in self._pools]
+        idle = [list(pool._cached) for pool in self._pools]
         lease = super().open(request_id, prefix, max_tokens)
         for pool, before in zip(self._pools, idle, strict=True):
-            pool._cached.update(before)
+            for block in before:
+                pool._cached.add(block, pool._tenant_of[block])
         return lease
 
 
@@ -280,10 +281,11 @@ class FindsTheEvicted(Caching):
 
         def evict(self, count: int) -> None:
             victims = list(self._cached)[:count]
-            held = [(block, self.index._content_of[block]) for block in victims]
+            held = [(block, self._tenant_of[block], self.index._content_of[block]) for block in victims]
             super().evict(count)
-            for block, content in held:
+            for block, tenant, content in held:
                 self.index.add(block, *content)
+                self._tenant_of[block] = tenant
 
 
 @mutant(CachingSuite, HISTORIES)
@@ -360,13 +362,25 @@ class LastKeyOnly(Caching):
 
 
 @mutant(CachingSuite, HISTORIES)
+class LocksTheRetained(Caching):
+    """Holds the blocks of a prefix that is retained."""
+
+    def retain(self, prefix: Prefix, seconds: float) -> None:
+        super().retain(prefix, seconds)
+        for key in prefix.keys[1 : prefix.num_tokens // self._block_size + 1]:
+            for pool in self._pools:
+                if block := pool.index.find(key):
+                    pool.hold(block)
+
+
+@mutant(CachingSuite, HISTORIES)
 class LooksAndTakes(Caching):
     """Makes a prefix that is only looked for unevictable."""
 
     def match_prefix(self, prefix: Prefix) -> int:
         for at in range(self._full_blocks(prefix)):
             for pool in self._pools:
-                pool._cached.pop(pool.index.find(prefix.keys[at + 1]) or 0, None)
+                pool._cached.take(pool.index.find(prefix.keys[at + 1]) or 0)
         return super().match_prefix(prefix)
 
 
@@ -397,7 +411,8 @@ class SkipsGaps(Caching):
         __slots__ = ()
 
         def evict(self, count: int) -> None:
-            self._cached = type(self._cached).fromkeys(sorted(self._cached))
+            for block in sorted(self._cached):
+                self._cached.add(block, self._tenant_of[block])
             super().evict(count)
 
     def match_prefix(self, prefix: Prefix) -> int:
@@ -462,7 +477,7 @@ class LeaksTheCopy(Caching):
 
         def take_beside(self, source: int) -> list[int]:
             taken = super().take_beside(source)
-            self._cached.pop(source, None)
+            self._cached.take(source)
             return taken
 
 

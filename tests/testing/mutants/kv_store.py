@@ -132,6 +132,15 @@ class HoldsOnce(HostStore):
         self._groups[group].holds.update(dict.fromkeys(slots, 1))
 
 
+@mutant(Suite, "test_what_is_retained_locks_nothing")
+class LocksTheRetained(HostStore):
+    """Never evicts a record that is retained."""
+
+    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+        super().retain(tenant, group, slots, seconds)
+        self.hold(group, slots)
+
+
 @mutant(Suite, "test_an_abandoned_slot_is_free_again")
 class LosesSlots(HostStore):
     """Never gives an abandoned slot out again."""

@@ -35,6 +35,17 @@ def broken_early(engine: Engine, figures: Figures) -> Remedy | None:
     )
 
 
+def breakpoint_moves(engine: Engine, figures: Figures) -> Remedy | None:
+    if figures["moved_share"] < 0.5:
+        return None
+    stable = 0.9 * figures["breakpoint_share"] - figures["shared_share"]  # as far as what is before it is stable
+    return with_advice(
+        reuse(figures, stable),
+        "Put the breakpoint (cache_control, prompt_cache_breakpoint) at the end of what stays the same, and after that "
+        "what changes with each request: what is written at a breakpoint is read only if all before it is equal.",
+    )
+
+
 def reordered(engine: Engine, figures: Figures) -> Remedy | None:
     if figures["order_share"] < 0.2:
         return None
@@ -75,6 +86,15 @@ RULES = (
         "ttft_p50_ms",
         ("early_share", "cached_share", "prompt_p50", "prefill_ms"),
         broken_early,
+        EXPLAINED,
+    ),
+    Rule(
+        "breakpoint_moves",
+        BRANCH,
+        "Prompts differ before their cache breakpoints: what is kept up to them is never read.",
+        "ttft_p50_ms",
+        ("moved_share", "breakpoint_share", "shared_share", "prefill_ms"),
+        breakpoint_moves,
         EXPLAINED,
     ),
     Rule(

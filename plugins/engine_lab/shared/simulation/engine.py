@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from engine.assembly.bind import build_context, build_slots, describe_model
@@ -191,7 +191,7 @@ def _us(seconds: float) -> int:
 def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> FastForwardCore:
     """The loop of an engine around a simulated device."""
     plan = spec.plan
-    context = build_context(plan)
+    context = replace(build_context(plan), clock=clock)
     built = build_slots(plan, ("scheduler", "kv_allocator"), context)
     (scheduler,), (allocator,) = built["scheduler"], built["kv_allocator"]
     limits, drafting = plan.scheduler, plan.drafter
