@@ -1,7 +1,8 @@
 """Many equal steps at once: while the same requests decode and nobody else can join, only lengths change.
 
 What a leap leaves behind is what the steps one by one would have: the same blocks in the same order, the same times.
-This needs a scheduler that keeps on giving the same rows to the same requests, all of them decoding.
+This needs a scheduler that keeps on giving the same rows to the same requests, all of them decoding, and an engine
+without KV stores, as copies to these come between steps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import replace
 
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop.core import CoreSettings, EngineCore, LoopPlugins
-from engine.loop.sequence import Sequence
+from engine.loop.sequence import Sequence, Status
+from engine.loop.staging import Read
 from engine.loop.step_cost import StepCostModel
 from engine.step.plan import StepPlan
 from engine_lab.shared.simulation.clock import VirtualClock
@@ -44,6 +46,8 @@ class FastForwardCore(EngineCore):
         self._cost = KnownCost(device.cost)
         self._simulated = device
         self._virtual = clock
+        self.reads: dict[str, tuple[Read, int]] = {}
+        """By request: what it has waited for, of a KV store that is not memory, and the tokens that came."""
         self._after = settings.in_flight - 1
         """Steps in flight between two calls of :meth:`step`."""
         self._may_leap = not (
@@ -89,6 +93,19 @@ class FastForwardCore(EngineCore):
             self._ledger.skip(rows[0].last_plan)
         return rows
 
+    def _launch(self) -> bool:
+        reads = [(s, s.read, self._num_read(s.read)) for s in self._queues.waiting if s.read is not None]
+        launched = super()._launch()
+        for s, read, num_tokens in reads:
+            if s.status is Status.RUNNING and not s.num_preemptions:
+                self.reads[s.request_id] = read, num_tokens
+        return launched
+
+    def _num_read(self, read: Read) -> int:
+        """Tokens whose records have come and are held."""
+        kept = next((group.group_id for group in self._settings.groups if not group.forgets), 0)
+        return sum(group == kept for group, _ in read.held) * self._settings.block_size
+
     def kv_used(self) -> float:
         """As :attr:`engine.contracts.events.StepEvent.kv_used`."""
         return max(blocks.used for blocks in self._blocks())
@@ -96,7 +113,7 @@ class FastForwardCore(EngineCore):
     def _decoding(self) -> list[Sequence]:
         """The running sequences in the order of the last step, if they all decoded in it and nobody else may join."""
         running, last = self._queues.running, self._simulated.last_rows
-        if not self._may_leap or not running or len(running) != len(last) or len(self._ledger) != self._after:
+        if not self._may_leap or self._pool.tiers is not None or not running or len(running) != len(last) or len(self._ledger) != self._after:
             return []
         if (self._queues.waiting and self._pool.free_rows) or self._planner.suspects or self._outputs:
             return []
