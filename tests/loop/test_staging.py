@@ -151,15 +151,28 @@ def test_without_room_nothing_is_read_and_nothing_is_lost() -> None:
     house.memory.check()
 
 
-def test_the_rate_is_learnt() -> None:
+@pytest.mark.parametrize("rests", [True, False])
+def test_the_rate_is_learnt(rests: bool) -> None:
     house = House()
     for job in range(40):
         read = house.read(compute_s=100.0)
         assert read is not None
-        house.now += 1.0
+        house.now += 0.97
+        house.staging.rest() if rests else house.staging.poll()
+        house.now += 0.03
         house.ends(job, len(IDS))
         house.staging.give_up(read)
     assert house.read(compute_s=0.9) is None and house.read(compute_s=1.2) is not None
+
+
+def test_how_long_a_step_takes_says_nothing_of_the_rate() -> None:
+    house = House()
+    for job in range(40):
+        read = house.read()
+        assert read is not None, "reads seem slow that ended during a long step"
+        house.now += 1.0
+        house.ends(job, len(IDS))
+        house.staging.give_up(read)
 
 
 def test_a_record_is_held_while_it_is_written_on() -> None:

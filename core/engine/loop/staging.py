@@ -67,6 +67,7 @@ class Staging:
         self._most_bytes, self._most_written = MOST_SHARE * most_bytes, MOST_WRITTEN * most_bytes
         self._clock = clock
         self._rates = [FIRST_RATE] * len(stores)
+        self._polled_s, self._rests = clock(), False
         self._reads: dict[tuple[int, int], Read] = {}
         self._in_flight = 0
         self._numbers = count()
@@ -125,8 +126,13 @@ class Staging:
             if not wanted:
                 self._end_write(store, number)
 
+    def rest(self) -> None:
+        """The loop sleeps until a store wakes it."""
+        self._rests = True
+
     def poll(self) -> None:
         """Take in what stores have done."""
+        now = self._clock()
         for number, store in enumerate(self.stores):
             for job, good in self._ended(store):
                 read = self._reads.pop((number, job), None)
@@ -135,6 +141,7 @@ class Staging:
                 if not 0 <= good <= len(read.ids):
                     raise self._broken_poll(store, f"says that {good} of {len(read.ids)} records are there")
                 self._take(number, read, good)
+        self._polled_s, self._rests = now, False
         while True:
             try:
                 store, written = self._written.get_nowait()
@@ -178,8 +185,15 @@ class Staging:
                 self._memory.hold(group, [slot])
                 read.held.append((group, slot))
         if good == len(read.ids):
-            rate = read.num_bytes / max(1e-6, self._clock() - read.begun_s)
-            self._rates[number] += LAST_WEIGHT * (rate - self._rates[number])
+            self._learn(number, read)
+
+    def _learn(self, number: int, read: Read) -> None:
+        """A read ended between the last poll and this one, which may be a long step later: a rate that agrees with
+        that is left as it is. A loop that rests is woken at the end of the read."""
+        least = read.num_bytes / max(1e-6, self._clock() - read.begun_s)
+        most = least if self._rests else read.num_bytes / max(1e-6, self._polled_s - read.begun_s)
+        rate = self._rates[number]
+        self._rates[number] += LAST_WEIGHT * (min(max(rate, least), most) - rate)
 
     def _record(self, group: int, slot: int) -> memoryview:
         size = self._num_bytes[group]

@@ -188,6 +188,10 @@ class Tiers:
         """Store committed blocks. They can be found when :meth:`poll` has seen that it is done."""
         self._store([kept.move for kept in new], lambda well: self._stored.put((new, well)))
 
+    def rest(self) -> None:
+        """The loop sleeps until a store wakes it."""
+        self._staging.rest()
+
     def poll(self) -> None:
         """Take in what other threads have done."""
         self._staging.poll()
