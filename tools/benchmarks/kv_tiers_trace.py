@@ -1,23 +1,24 @@
 """Where prompt tokens come from with a small KV pool and KV stores behind it: `engine simulate`, the engine on this
 machine, and a plain LRU of the same sizes, on the same traces.
 
-    python -m tools.benchmarks.kv_tiers_trace [--real] [--mooncake FILE] [--requests 300] [--rate 2] [--pool 4096]
+    python -m tools.benchmarks.kv_tiers_trace [--real] [--traces chat,mooncake --mooncake FILE] [--pool 4096] [--rate 2]
 
-The traces: ``chat`` and ``agents`` of ``tools.benchmarks.routers``, and, with ``--mooncake``, the first requests of
+The traces: ``chat`` and ``agents`` of ``tools.benchmarks.routers``, and ``mooncake``, the first requests of
 Mooncake's ``conversation_trace.jsonl``, a 32nd as long: a block of 512 tokens becomes one of 16, lengths likewise.
 Outputs share nothing with later prompts, as in Mooncake's traces. Memory has room for three times as many blocks as the
 pool, the disk for ten times as many. ``--real`` serves each trace with the bundled model, one server after the other,
-and simulates with the step costs that this one kept. A plain LRU takes requests in the order of their arrivals, whole
-blocks, the last block of a text first to go; of tiers, each has what it could hold alone. Shares of prompt tokens.
+and simulates requests that come when they were sent there, with the step costs that the engine has kept. A plain LRU
+takes requests in the order of their arrivals, whole blocks, the last block of a text first to go; of tiers, each has
+what it could hold alone. Shares of prompt tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -108,8 +109,9 @@ def of_simulation(outcome: Outcome) -> Shares:
 # The engine -----------------------------------------------------------------------------------------------------------
 
 
-async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> Shares:
-    """As the responses say."""
+async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> tuple[Shares, list[TraceRequest]]:
+    """As the responses say, and the trace with the moments at which requests were sent."""
+    begun, sent = time.monotonic(), dict[str, float]()
     ended = {each.request_id: asyncio.Event() for each in trace}
     tokens = {"all": 0, "pool": 0, "host": 0, "disk": 0}
 
@@ -117,6 +119,7 @@ async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> Shares:
         for name in asked.after:
             await ended[name].wait()
         await asyncio.sleep(asked.arrival_s)
+        sent[asked.request_id] = time.monotonic() - begun
         fields = {"model": "bundled", "prompt": prompt_of(asked), "max_tokens": asked.output_tokens}
         answer = await once(target, request(COMPLETIONS, fields | {"temperature": 0, "ignore_eos": True}))
         assert answer.status == 200, answer
@@ -128,7 +131,8 @@ async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> Shares:
         ended[asked.request_id].set()
 
     await asyncio.gather(*map(one, trace))
-    return {tier: tokens[tier] / tokens["all"] for tier in TIERS}
+    shares = {tier: tokens[tier] / tokens["all"] for tier in TIERS}
+    return shares, [replace(each, arrival_s=sent[each.request_id], after=()) for each in trace]
 
 
 def prompt_of(asked: TraceRequest) -> list[int]:
@@ -152,7 +156,7 @@ async def measure(name: str, stores: int, flags: argparse.Namespace, folder: str
     cost, rows = COST, dict[str, Shares]()
     if flags.real:
         async with serve(*words, "server.max_queue=4096") as target:
-            rows["engine"] = await of_engine(target, trace)
+            rows["engine"], trace = await of_engine(target, trace)
         kept = measured_step_cost(size_plan(words))
         cost = COST if kept is None else kept.cost
     outcome = simulate(trace, [EngineSpec(resolve(words).plan, 1 + pool, cost)])
@@ -176,8 +180,8 @@ def record_size() -> tuple[int, ...]:
 
 async def main(flags: argparse.Namespace) -> None:
     print("| trace | tiers | source | pool | host | disk | most apart, points |\n|---|---|---|---|---|---|---|")
-    for name in ("chat", "agents", *(["mooncake"] if flags.mooncake else [])):
-        for stores in range(3):
+    for name in flags.traces.split(","):
+        for stores in map(int, flags.stores.split(",")):
             with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
                 await measure(name, stores, flags, folder)
 
@@ -185,8 +189,13 @@ async def main(flags: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="serve the traces, too")
+    parser.add_argument("--traces", default="chat,agents", help="of chat, agents, mooncake (%(default)s)")
     parser.add_argument("--mooncake", type=Path, help="conversation_trace.jsonl")
+    parser.add_argument("--stores", default="0,1,2", help="how many behind the pool (%(default)s)")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
     parser.add_argument("--pool", type=int, default=4096, help="tokens")
-    asyncio.run(main(parser.parse_args()))
+    flags = parser.parse_args()
+    if "mooncake" in flags.traces and flags.mooncake is None:
+        parser.error("--traces mooncake needs --mooncake FILE")
+    asyncio.run(main(flags))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
         "duration_s": outcome.duration_s,
         "output_tokens_per_s": tokens / outcome.duration_s if outcome.duration_s else 0.0,
         "cached_share": sum(request.cached_tokens for request in served) / prompts if prompts else 0.0,
-        "prompt_tokens": {"all": prompts, **_sources(served)},
+        "prompt_tokens": {"all": prompts, **_sources(served, outcome.stores)},
         "ttft_ms": describe([(request.ttft_ms, 1) for request in served]),
         "itl_ms": describe([(us / 1e3, count) for us, count in outcome.itl_us]),
         "e2e_ms": describe([(request.e2e_ms, 1) for request in served]),
@@ -57,13 +56,12 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
     return found
 
 
-def _sources(served: Sequence[SimulatedRequest]) -> dict[str, int]:
+def _sources(served: Sequence[SimulatedRequest], stores: Sequence[Sequence[StoreState]]) -> dict[str, int]:
     """Where prompt tokens came from."""
-    cached, loaded = sum(request.cached_tokens for request in served), Counter[str]()
-    for request in served:
-        loaded.update(request.loaded)
+    cached = sum(request.cached_tokens for request in served)
     computed = sum(request.prompt_tokens for request in served) - cached
-    return {"computed": computed, "pool": cached - loaded.total(), **loaded}
+    loaded = {store.name: sum(request.loaded.get(store.name, 0) for request in served) for store in stores[0]}
+    return {"computed": computed, "pool": cached - sum(loaded.values()), **loaded}
 
 
 def _store(states: Sequence[StoreState], served: Sequence[SimulatedRequest]) -> dict[str, int]:

@@ -223,9 +223,7 @@ def _us(seconds: float) -> int:
     return int(seconds * 1e6 + 0.5)
 
 
-def make_core(
-    spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock
-) -> tuple[FastForwardCore, Stores | None]:
+def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> tuple[FastForwardCore, Stores | None]:
     """The loop of an engine around a simulated device, and its KV stores."""
     plan = spec.plan
     context = build_context(plan)

@@ -113,7 +113,9 @@ class FastForwardCore(EngineCore):
     def _decoding(self) -> list[Sequence]:
         """The running sequences in the order of the last step, if they all decoded in it and nobody else may join."""
         running, last = self._queues.running, self._simulated.last_rows
-        if not self._may_leap or self._pool.tiers is not None or not running or len(running) != len(last) or len(self._ledger) != self._after:
+        if not self._may_leap or self._pool.tiers is not None:
+            return []
+        if not running or len(running) != len(last) or len(self._ledger) != self._after:
             return []
         if (self._queues.waiting and self._pool.free_rows) or self._planner.suspects or self._outputs:
             return []

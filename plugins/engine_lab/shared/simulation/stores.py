@@ -164,14 +164,16 @@ def open_stores(
     num_bytes = record_bytes(plan, context, caches)
     layout = RecordLayout(bytes(32), num_bytes)
     staged = tuple([SimulatedStore(each.name, bound_of(each), spec.rate(each.name), clock) for each in choices[1:]])
+    stores: tuple[KVStore, ...] = (memory, *staged)
     try:
-        for store in (memory, *staged):
+        for store in stores:
             store.open(layout, lambda: None)
     except OSError as error:
-        raise AssemblyError([f"{chosen}: {names[0]} cannot reserve its memory here ({error.strerror}); give it less"]) from error
+        why = f"cannot reserve its memory here ({error.strerror}); give it less"
+        raise AssemblyError([f"{chosen}: {names[0]} {why}"]) from error
     if not all(len(memory.memory(group)) for group in range(len(num_bytes))):
         raise AssemblyError([f"{chosen}: {names[0]} has no room for a record of {sum(num_bytes)} bytes"])
-    return Stores(names, (memory, *staged), staged, num_bytes)
+    return Stores(names, stores, staged, num_bytes)
 
 
 def bound_of(choice: SlotChoice) -> float:
