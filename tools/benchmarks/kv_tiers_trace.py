@@ -9,7 +9,7 @@ Outputs share nothing with later prompts, as in Mooncake's traces. Memory has ro
 pool, the disk for ten times as many. ``--real`` serves each trace with the bundled model, one server after the other,
 and simulates requests that come when they were sent there, with the step costs that the engine has kept. A plain LRU
 takes requests in the order of their arrivals, whole blocks, the last block of a text first to go; of tiers, each has
-what it could hold alone. Shares of prompt tokens.
+what it could hold alone. Shares of prompt tokens; of the engine, those of all stores together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +113,7 @@ async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> tuple[Shar
     """As the responses say, and the trace with the moments at which requests were sent."""
     begun, sent = time.monotonic(), dict[str, float]()
     ended = {each.request_id: asyncio.Event() for each in trace}
-    tokens = {"all": 0, "pool": 0, "host": 0, "disk": 0}
+    tokens = Counter[str]()
 
     async def one(asked: TraceRequest) -> None:
         for name in asked.after:
@@ -125,13 +125,11 @@ async def of_engine(target: Target, trace: Sequence[TraceRequest]) -> tuple[Shar
         assert answer.status == 200, answer
         timings = answer.json()["timings"]
         cached, loaded = timings["cached_tokens"], timings["loaded_tokens"]
-        by_tier = timings.get("cached_by_tier", {"pool": cached - loaded, "host": loaded})
-        for tier, count in ({"all": asked.prompt_tokens} | by_tier).items():
-            tokens[tier] += count
+        tokens.update({"all": asked.prompt_tokens, "pool": cached - loaded, "stores": loaded})
         ended[asked.request_id].set()
 
     await asyncio.gather(*map(one, trace))
-    shares = {tier: tokens[tier] / tokens["all"] for tier in TIERS}
+    shares = {source: tokens[source] / tokens["all"] for source in ("pool", "stores")}
     return shares, [replace(each, arrival_s=sent[each.request_id], after=()) for each in trace]
 
 
@@ -164,11 +162,12 @@ async def measure(name: str, stores: int, flags: argparse.Namespace, folder: str
     arrived = sorted(range(len(trace)), key=lambda which: outcome.requests[which].arrival_s)
     blocks = {tier: times * pool for tier, times in list(TIERS.items())[: stores + 1]}
     rows["LRU"] = of_lru([trace[which] for which in arrived], blocks)
-    apart = max(
-        abs(a.get(tier, 0.0) - b.get(tier, 0.0)) for tier in TIERS for a in rows.values() for b in rows.values()
-    )
+    for shares in rows.values():
+        shares.setdefault("stores", shares.get("host", 0.0) + shares.get("disk", 0.0))
+    pairs = [(a, b) for a in rows.values() for b in rows.values()]
+    apart = max(abs(a[source] - b[source]) for a, b in pairs for source in a.keys() & b.keys())
     for source, shares in rows.items():
-        cells = [f"{shares.get(tier, 0.0):.1%}" if tier in blocks else "" for tier in TIERS]
+        cells = [f"{shares[each]:.1%}" if each in shares else "" for each in ("pool", "stores", "host", "disk")]
         last = f"{apart * 100:.1f}" if source == "LRU" else ""
         print(f"| {name} | {' + '.join(blocks)} | {source} | {' | '.join(cells)} | {last} |", flush=True)
 
@@ -179,7 +178,9 @@ def record_size() -> tuple[int, ...]:
 
 
 async def main(flags: argparse.Namespace) -> None:
-    print("| trace | tiers | source | pool | host | disk | most apart, points |\n|---|---|---|---|---|---|---|")
+    names = ("trace", "tiers", "source", "pool", "stores", "host", "disk", "most apart, points")
+    print("|", " | ".join(names), "|")
+    print("|---" * len(names) + "|")
     for name in flags.traces.split(","):
         for stores in map(int, flags.stores.split(",")):
             with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
