@@ -266,7 +266,7 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
     )
     plugins = _Plugins(scheduler, allocator, stand_in(spec.drafts, max_width))
     core = FastForwardCore(plugins, device, settings, clock)
-    stores = open_stores(spec, context, caches, allocator, clock)
+    stores = open_stores(spec, context, caches, clock)
     if stores is not None:
         device.copies_records(stores.num_bytes, spec.rate(stores.names[0]))
         core.keep_records(stores.names, stores.all, stores.num_bytes, device.store)

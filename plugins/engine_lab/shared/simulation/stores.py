@@ -13,7 +13,6 @@ from engine.assembly.bind import build_choices, build_slots
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts.drafter import cached_by
-from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_store import KVStore, MemoryStore, RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine.kv.groups import CacheGroups, cache_groups
@@ -143,9 +142,7 @@ class Stores:
     """By KV group: of a record, on all ranks together."""
 
 
-def open_stores(
-    spec: EngineSpec, context: BuildContext, caches: CacheGroups, allocator: KVAllocator, clock: VirtualClock
-) -> Stores | None:
+def open_stores(spec: EngineSpec, context: BuildContext, caches: CacheGroups, clock: VirtualClock) -> Stores | None:
     """The stores of a plan; ``None``: it has none. ``caches``: of the model. Raises
     :class:`~engine.assembly.errors.AssemblyError` for stores that ``engine serve`` refuses, and for memory that this
     machine cannot even reserve."""
