@@ -108,6 +108,19 @@ def test_what_is_sooner_computed_is_not_read() -> None:
     assert house.read(compute_s=1.1 * EXPECTED_S) is not None
 
 
+def test_a_store_that_was_slow_once_is_measured_again() -> None:
+    house = House()
+    assert house.read() is not None
+    house.now += 1000.0
+    house.ends(0, len(IDS))
+    house.staging.rest()
+    house.staging.poll()
+    house.memory.clear()
+    needed = EXPECTED_S * 1.01
+    tries = next(number for number in range(1000) if house.read(needed) is not None)
+    assert 10 < tries < 30
+
+
 def test_nobody_waits_longer_than_the_deadline() -> None:
     house = House()
     read = house.read(compute_s=2.0)
@@ -151,15 +164,28 @@ def test_without_room_nothing_is_read_and_nothing_is_lost() -> None:
     house.memory.check()
 
 
-def test_the_rate_is_learnt() -> None:
+@pytest.mark.parametrize("rests", [True, False])
+def test_the_rate_is_learnt(rests: bool) -> None:
     house = House()
     for job in range(40):
         read = house.read(compute_s=100.0)
         assert read is not None
-        house.now += 1.0
+        house.now += 0.97
+        house.staging.rest() if rests else house.staging.poll()
+        house.now += 0.03
         house.ends(job, len(IDS))
         house.staging.give_up(read)
     assert house.read(compute_s=0.9) is None and house.read(compute_s=1.2) is not None
+
+
+def test_how_long_a_step_takes_says_nothing_of_the_rate() -> None:
+    house = House()
+    for job in range(40):
+        read = house.read()
+        assert read is not None, "reads seem slow that ended during a long step"
+        house.now += 1.0
+        house.ends(job, len(IDS))
+        house.staging.give_up(read)
 
 
 def test_a_record_is_held_while_it_is_written_on() -> None:

@@ -329,6 +329,7 @@ class EngineCore:
         reads = [s.read for s in self._queues.admissible()]
         if any(read is None or not read.waits(now) for read in reads):
             return 0.0
+        self._pool.tiers.rest()
         return min(read.deadline_s for read in reads if read is not None) - now
 
     def step(self) -> StepOutputs:

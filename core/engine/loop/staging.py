@@ -21,6 +21,8 @@ FIRST_RATE = 0.3e9
 """Bytes a second that a store is believed to give before it was measured."""
 LAST_WEIGHT = 0.3
 """Of the last read, in the moving mean of the rate."""
+DOUBT = 0.02
+"""What a rate is believed to have grown by whenever nothing was read because of it: so it is measured again."""
 LATEST = 0.5
 """Of the time to compute the same tokens: how much longer than expected a read may take; a late one costs that."""
 MOST_SHARE = 0.25
@@ -106,6 +108,7 @@ class Staging:
         self._most_bytes, self._most_written = MOST_SHARE * most_bytes, MOST_WRITTEN * most_bytes
         self._clock = clock
         self._rates = [FIRST_RATE] * len(stores)
+        self._polled_s, self._rests = clock(), False
         self._reads: dict[tuple[int, int], Read] = {}
         self._in_flight = 0
         self._numbers = count()
@@ -132,6 +135,8 @@ class Staging:
         tally = self.tallies[number]
         if expected_s >= compute_s:
             tally.skipped["slower"] += 1
+            if not self._in_flight:
+                self._rates[number] *= 1.0 + DOUBT
             return None
         if self._in_flight + num_bytes > self._most_bytes:
             tally.skipped["busy"] += 1
@@ -198,8 +203,13 @@ class Staging:
             self._end_write(store, number)
         return wanted
 
+    def rest(self) -> None:
+        """The loop sleeps until a store wakes it."""
+        self._rests = True
+
     def poll(self) -> None:
         """Take in what stores have done."""
+        now = self._clock()
         for number, store in enumerate(self.stores):
             for job, good in self._ended(store):
                 read = self._reads.pop((number, job), None)
@@ -208,6 +218,7 @@ class Staging:
                 if not 0 <= good <= len(read.ids):
                     raise self._broken_poll(store, f"says that {good} of {len(read.ids)} records are there")
                 self._take(number, read, good)
+        self._polled_s, self._rests = now, False
         while True:
             try:
                 store, written = self._written.get_nowait()
@@ -258,8 +269,15 @@ class Staging:
                 self._memory.hold(group, [slot])
                 read.held.append((group, slot))
         if good == len(read.ids):
-            rate = read.num_bytes / max(1e-6, self._clock() - read.begun_s)
-            self._rates[number] += LAST_WEIGHT * (rate - self._rates[number])
+            self._learn(number, read)
+
+    def _learn(self, number: int, read: Read) -> None:
+        """A read ended between the last poll and this one, which may be a long step later: a rate that agrees with
+        that is left as it is. A loop that rests is woken at the end of the read."""
+        least = read.num_bytes / max(1e-6, self._clock() - read.begun_s)
+        most = least if self._rests else read.num_bytes / max(1e-6, self._polled_s - read.begun_s)
+        rate = self._rates[number]
+        self._rates[number] += LAST_WEIGHT * (min(max(rate, least), most) - rate)
 
     def _record(self, group: int, slot: int) -> memoryview:
         size = self.num_bytes[group]

@@ -293,6 +293,10 @@ class Tiers:
         while self._after and self._after[0][0] <= self._num_stored:
             self._after.popleft()[1]()
 
+    def rest(self) -> None:
+        """The loop sleeps until a store wakes it."""
+        self._staging.rest()
+
     def poll(self) -> None:
         """Take in what other threads have done."""
         self._staging.poll()

@@ -25,7 +25,7 @@ FORMAT = 2
 MOST_BYTES = 1 << 16
 LEAST_SAMPLES = 200
 """Steps measured in a run for its fit to be kept."""
-NOT_TIMED = ("scheduler", "constraint", "router", "exporter")
+NOT_TIMED = ("scheduler", "constraint", "router", "exporter", "kv_store")
 """Slots whose plugins do not change how long the same work takes."""
 
 

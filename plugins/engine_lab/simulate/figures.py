@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.contracts.percentiles import describe
+from engine.loop.messages import StoreState
 from engine_lab.bench.slo import Slo
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
 
@@ -25,6 +26,7 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
         "duration_s": outcome.duration_s,
         "output_tokens_per_s": tokens / outcome.duration_s if outcome.duration_s else 0.0,
         "cached_share": sum(request.cached_tokens for request in served) / prompts if prompts else 0.0,
+        "prompt_tokens": {"all": prompts, **_sources(served, outcome.stores)},
         "ttft_ms": describe([(request.ttft_ms, 1) for request in served]),
         "itl_ms": describe([(us / 1e3, count) for us, count in outcome.itl_us]),
         "e2e_ms": describe([(request.e2e_ms, 1) for request in served]),
@@ -44,12 +46,29 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
     }
     if outcome.requests and outcome.requests[0].slo_class:
         found["classes"] = _classes(outcome.requests)
+    if any(outcome.stores):
+        found["stores"] = {states[0].name: _store(states, served) for states in zip(*outcome.stores, strict=True)}
     if slo is not None:
         good = sum(keeps(slo, request) for request in outcome.requests)
         found["slo"] = str(slo)
         found["good"] = good
         found["goodput_per_s"] = good / outcome.duration_s if outcome.duration_s else 0.0
     return found
+
+
+def _sources(served: Sequence[SimulatedRequest], stores: Sequence[Sequence[StoreState]]) -> dict[str, int]:
+    """Where prompt tokens came from."""
+    cached = sum(request.cached_tokens for request in served)
+    computed = sum(request.prompt_tokens for request in served) - cached
+    loaded = {store.name: sum(request.loaded.get(store.name, 0) for request in served) for store in stores[0]}
+    return {"computed": computed, "pool": cached - sum(loaded.values()), **loaded}
+
+
+def _store(states: Sequence[StoreState], served: Sequence[SimulatedRequest]) -> dict[str, int]:
+    """A KV store of all engines."""
+    loads = sum(states[0].name in request.loaded for request in served)
+    counts = {name: sum(getattr(state, name) for state in states) for name in ("records", "num_bytes", "evicted")}
+    return {"loads": loads, **counts}
 
 
 def _classes(requests: Sequence[SimulatedRequest]) -> dict[str, dict[str, int]]:

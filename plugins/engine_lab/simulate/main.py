@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_c
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.run import simulate
 from engine_lab.shared.simulation.spec import Drafts, EngineSpec, slower
+from engine_lab.shared.simulation.stores import bound_of
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.simulation.traces.reading import read_trace
 from engine_lab.simulate.compare import Verdict, compare
@@ -56,6 +58,10 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
     calibrations = calibrations_of(options, combined)
     trace = load(options)
     specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
+    stores = [_stores(spec) for spec in specs]
+    for name, _ in options.store_rates:
+        if name not in {store["name"] for of_set in stores for store in of_set}:
+            raise ValueError(f"--store-rate {name}: expected a store of kv_store=[...], of one of the plugin sets")
     deaths = dict(options.deaths)
     outcomes = [simulate(trace, fleet_of(spec, options), deaths=deaths, seed=options.seed) for spec in specs]
     sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
@@ -74,12 +80,27 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
             "slow": [{"engine": engine, "factor": factor} for engine, factor in options.slow],
         },
         "kv_blocks": [spec.num_blocks for spec in specs],
+        "kv_stores": stores,
         "calibration": {
             "file": None if options.calibration is None else str(options.calibration),
             "measured_on": [found.measured_on for found in calibrations],
         },
         "sets": sets,
     }
+
+
+def _stores(spec: EngineSpec) -> list[dict[str, Any]]:
+    """What is assumed of each KV store."""
+    return [
+        {
+            "name": choice.name,
+            "stands_in": number > 0,
+            "most_bytes": None if bound_of(choice) == inf else int(bound_of(choice)),
+            "bytes_per_s": spec.rate(choice.name),
+            "rate_is": "given" if choice.name in spec.rates else "assumed",
+        }
+        for number, choice in enumerate(spec.plan.slots.get("kv_store", ()))
+    ]
 
 
 def calibrations_of(options: SimulateOptions, sets: Sequence[Sequence[str]]) -> list[Calibration]:
@@ -113,7 +134,8 @@ def spec_of(overrides: Sequence[str], calibration: Calibration, options: Simulat
     drafts = None
     if resolved.drafting is not None:
         drafts = Drafts(resolved.drafting, options.acceptance, calibration.ms_per_draft)
-    return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts)
+    rates = dict(options.store_rates)
+    return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts, rates)
 
 
 def fleet_of(spec: EngineSpec, options: SimulateOptions) -> list[EngineSpec]:

@@ -30,6 +30,8 @@ class SimulateOptions:
     """Engines by index, and when they die (s)."""
     slow: tuple[tuple[int, float], ...]
     """Engines by index, and how many times as long their steps take."""
+    store_rates: tuple[tuple[str, float], ...]
+    """KV stores by name, and bytes a second."""
     acceptance: float
     seed: int
     batches: int
@@ -63,6 +65,7 @@ def options_of(flags: argparse.Namespace, words: list[str]) -> SimulateOptions:
         engines=flags.engines,
         deaths=faults["--dies"],
         slow=faults["--slow"],
+        store_rates=tuple(flags.store_rate),
         acceptance=flags.acceptance,
         seed=flags.seed,
         batches=flags.batches,
@@ -81,6 +84,18 @@ def of_engine(text: str) -> tuple[int, float]:
     if not engine.isdecimal() or not 0.0 < value < float("inf"):
         raise ValueError(f"{text}: expected an engine and a number above 0, as in 2@30")
     return int(engine), value
+
+
+def of_store(text: str) -> tuple[str, float]:
+    """``disk=2.5``: a KV store, and GB a second; in bytes. Raises ``ValueError``."""
+    name, _, given = text.partition("=")
+    try:
+        value = float(given)
+    except ValueError:
+        value = 0.0
+    if not name or not 0.0 < value < float("inf"):
+        raise ValueError(f"{text}: expected a KV store and GB a second above 0, as in disk=2.5")
+    return name, value * 1e9
 
 
 def share(text: str) -> float:
@@ -121,6 +136,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=parsed(of_engine),
         metavar="ENGINE@X",
         help="an engine whose steps take X times as long; repeatable",
+    )
+    engine.add_argument(
+        "--store-rate",
+        action="append",
+        default=[],
+        type=parsed(of_store),
+        metavar="STORE=GB/S",
+        help="of a KV store: of the first between the KV pool and memory, of others from and to them; repeatable",
     )
     engine.add_argument(
         "--acceptance",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,8 @@ SETS = 3
 def render(result: Mapping[str, Any]) -> RenderableType:
     sets = result["sets"]
     tables = [_table(sets[first : first + SETS]) for first in range(0, len(sets), SETS)]
-    parts: list[RenderableType] = [*tables, *(_verdicts(each) for each in sets[1:]), *_measured(result)]
+    parts: list[RenderableType] = [*tables, *(_verdicts(each) for each in sets[1:])]
+    parts += [*_measured(result), *_assumed(result)]
     if any(each[name]["p99"] is None for each in sets for name in LATENCIES):
         parts.append(Text(TOO_FEW, style="dim"))
     return Group(*parts)
@@ -29,7 +31,7 @@ def _table(sets: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="simulated", title_justify="left")
     table.add_column("")
     for each in sets:
-        table.add_column(" ".join(each["overrides"]) or "as given", justify="right", overflow="fold")
+        table.add_column(escape(" ".join(each["overrides"])) or "as given", justify="right", overflow="fold")
     for label, values in _rows(sets):
         table.add_row(label, *values)
     return table
@@ -49,6 +51,7 @@ def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
         ("requests (refused)", [f"{s['requests']} ({s['refused']})" for s in sets]),
         ("output tokens/s", [f"{s['output_tokens_per_s']:.1f}" for s in sets]),
         ("prompt tokens cached", [f"{s['cached_share']:.1%}" for s in sets]),
+        *_of_stores(sets),
     ]
     for name in LATENCIES:
         for figure in ("mean", "p50", "p95", "p99"):
@@ -68,8 +71,40 @@ def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     return rows
 
 
+def _of_stores(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Where cached tokens came from, and what became of records."""
+    names = list(dict.fromkeys(name for each in sets for name in each.get("stores", ())))
+    rows = []
+    for name in ("pool", *names) if names else ():
+        tokens = [(s["prompt_tokens"].get(name, 0), s["prompt_tokens"]["all"]) for s in sets]
+        rows.append((f"cached in {name}", [f"{own / total:.1%}" if total else "-" for own, total in tokens]))
+    for name in names:
+        of_sets = [s.get("stores", {}).get(name) for s in sets]
+        rows.append((f"{name}: loads", ["-" if store is None else str(store["loads"]) for store in of_sets]))
+        rows.append((f"{name}: evictions", ["-" if store is None else str(store["evicted"]) for store in of_sets]))
+    return rows
+
+
+def _assumed(result: Mapping[str, Any]) -> list[Text]:
+    """A line for each KV store of each set that no set before has."""
+    stores = [store for of_set in result["kv_stores"] for store in of_set]
+    return [Text(line, style="dim") for line in dict.fromkeys(map(_assumption, stores))]
+
+
+def _assumption(store: Mapping[str, Any]) -> str:
+    rate = f"{store['bytes_per_s'] / 1e9:g} GB/s {store['rate_is']}"
+    if not store["stands_in"]:
+        return f"kv_store={store['name']}: the plugin itself; {rate}, between it and the KV pool"
+    most = store["most_bytes"]
+    bound = "without a bound" if most is None else f"of {most / 2**20:,.0f} MiB"
+    return (
+        f"kv_store={store['name']}: simulated, empty at the start, the least recently used makes way, {bound}; "
+        f"{rate}, each way; other settings of it are not simulated"
+    )
+
+
 def _verdicts(each: Mapping[str, Any]) -> Table:
-    table = Table(title=f"{' '.join(each['overrides'])}, against the first", title_justify="left")
+    table = Table(title=f"{escape(' '.join(each['overrides']))}, against the first", title_justify="left")
     for heading in ("", "ratio", "95 % interval", ""):
         table.add_column(heading)
     for verdict in each["against_first"]:

@@ -181,3 +181,25 @@ def test_no_figure_of_five_sets_is_cut_at_80_columns(
     sets = json.loads(capsys.readouterr().out)["sets"]
     assert len(sets) == 5 and "…" not in out and max(map(len, out.splitlines())) <= 80
     assert all(f"{each['e2e_ms']['mean']:.2f}" in out.replace("│", " ").split() for each in sets)
+
+
+def test_kv_stores_are_compared_and_what_is_assumed_of_them_is_said(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (trace, "--calibration", calibration, "memory.kv_tokens=1024", "kv_store=[host,disk]")
+    words += ("--compare", "kv_store=[]", "--batches", "10", "--store-rate", "disk=2.5")
+    result = json.loads(simulated(capsys, *words))
+    with_stores, without = result["sets"]
+    tokens = with_stores["prompt_tokens"]
+    assert tokens["host"] > 0 and tokens["all"] == sum(count for name, count in tokens.items() if name != "all")
+    assert without["prompt_tokens"].keys() == {"all", "computed", "pool"} and "stores" not in without
+    assert with_stores["cached_share"] > without["cached_share"]
+    assert with_stores["stores"]["host"]["loads"] > 0
+    host, disk = result["kv_stores"][0]
+    assert (host["stands_in"], host["rate_is"]) == (False, "assumed") and host["bytes_per_s"] > 0
+    assert (disk["stands_in"], disk["rate_is"], disk["bytes_per_s"]) == (True, "given", 2.5e9)
+    assert main(["simulate", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "cached in host" in shown and "disk: evictions" in shown and "kv_store=disk: simulated" in shown
+    assert main(["simulate", trace, "--calibration", calibration, "--store-rate", "disk=1"]) == 2
+    assert "--store-rate disk: expected a store of kv_store=[...]" in capsys.readouterr().err

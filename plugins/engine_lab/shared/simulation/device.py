@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.step_cost import StepCost, StepWork
-from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
+from engine.step.plan import RecordMove, RowResult, StepPlan, StepResult, StepRow
 from engine_lab.shared.simulation.clock import VirtualClock
 from engine_lab.shared.simulation.spec import Drafts
 
@@ -51,15 +52,39 @@ class SimulatedDevice:
         self.last = Timed(0.0, 0.0, 0.0, clock.now)
         """Of the steps launched."""
         self.last_rows: tuple[StepRow, ...] = ()
+        self._record_bytes: tuple[int, ...] = ()
+        self._copy_rate = 1.0
+        self._copied_until_s = 0.0
+        self._copies: deque[tuple[float, Callable[[bool], None]]] = deque()
+        """Blocks that are copied to memory: until when, and whom to tell."""
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         for admit in plan.admits:
             output = self.outputs[admit.seed]
             self._rows[admit.row_id] = _Row(admit.seed, admit.prompt_len, output, admit.num_computed)
         work, draft_ms = self._work(plan), self._draft_ms(plan)
-        self.last = self.timed(max(self.last.done_s, self._clock.now), work, draft_ms)
+        self.last = self.timed(self._copied_s(plan.loads), work, draft_ms)
         self.last_rows = plan.rows
         return self.waiting(plan.plan_id, tuple([self._run(row) for row in plan.rows]), self.last)
+
+    def copies_records(self, num_bytes: Sequence[int], rate: float) -> None:
+        """From now on there is memory for records. ``num_bytes``: of one, by group; ``rate``: bytes copied a second."""
+        self._record_bytes, self._copy_rate = tuple(num_bytes), rate
+
+    def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
+        """Copy blocks to memory behind the steps that were launched; ``done`` is called by :meth:`end_copies`."""
+        self._copied_until_s = self._copied_s(moves)
+        self._copies.append((self._copied_until_s, done))
+
+    def end_copies(self) -> None:
+        """Tell of the copies that are done by now."""
+        while self._copies and self._copies[0][0] <= self._clock.now:
+            self._copies.popleft()[1](True)
+
+    def _copied_s(self, moves: Sequence[RecordMove]) -> float:
+        """When these are, behind all that was launched."""
+        num_bytes = sum([len(move.slots) * self._record_bytes[move.group] for move in moves])
+        return max(self.last.done_s, self._copied_until_s, self._clock.now) + num_bytes / self._copy_rate
 
     def timed(self, free_s: float, work: StepWork, draft_ms: float = 0.0) -> Timed:
         """Of a step that may begin at ``free_s``."""

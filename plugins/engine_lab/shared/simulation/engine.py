@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf, nextafter
 
 from engine.assembly.bind import build_context, build_slots, describe_model
 from engine.contracts.drafter import Drafter
@@ -16,6 +17,7 @@ from engine.contracts.request import EngineRequest, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import CoreSettings
+from engine.loop.messages import StoreState
 from engine.loop.planning import Limits
 from engine_lab.shared.simulation.clock import VirtualClock
 from engine_lab.shared.simulation.device import SimulatedDevice, Timed
@@ -23,6 +25,7 @@ from engine_lab.shared.simulation.drafters import stand_in
 from engine_lab.shared.simulation.fast_forward import FastForwardCore
 from engine_lab.shared.simulation.outcome import SimulatedSteps
 from engine_lab.shared.simulation.spec import EngineSpec
+from engine_lab.shared.simulation.stores import Stores, open_stores
 from engine_lab.shared.simulation.texts import NUM_TOKENS
 
 
@@ -59,7 +62,7 @@ class SimulatedEngine:
         self._leaps = leap
         self._foreseen: list[Timed] = []
         self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
-        self._core = make_core(spec, self._device, self.clock)
+        self._core, self._stores = make_core(spec, self._device, self.clock)
         self._after = spec.plan.in_flight - 1
 
     def post(self, at_s: float, request: EngineRequest, output: Sequence[int]) -> None:
@@ -81,11 +84,16 @@ class SimulatedEngine:
         elif self._foreseen:
             self._leap_to(at_s)
             self.next_s = self.clock.now
+        else:
+            self.next_s = min(self.next_s, max(at_s, self.clock.now))
 
     def run(self) -> Sequence[TokensOut]:
         """What happens at :attr:`next_s`. Returns what left the engine; its clock says when."""
         if self._foreseen:
             self._leap(self._longest)
+        assert self.next_s is not None
+        self.clock.now = max(self.clock.now, self.next_s)
+        self._device.end_copies()
         for arrived_s, message in self._inbox:
             if isinstance(message, str):
                 self._core.abort([message])
@@ -100,8 +108,22 @@ class SimulatedEngine:
         if self._foreseen:
             self.next_s = self._foreseen[self._longest - 1].done_s
         else:
-            self.next_s = self.clock.now if self._core.has_work else None
+            self.next_s = self._rests_until()
         return done.outputs
+
+    def _rests_until(self) -> float | None:
+        """When it goes on after a step: at once, unless all that it could do waits for KV stores."""
+        now = self.clock.now
+        rest_s = self._core.rest_s() if self._core.has_work else inf
+        if not rest_s:
+            return now
+        read_s = min([store.next_s for store in self._stores.staged], default=inf) if self._stores else inf
+        until_s = min(max(now, read_s), nextafter(now + rest_s, inf))
+        return None if until_s == inf else until_s
+
+    def store_states(self) -> tuple[StoreState, ...]:
+        """Of its KV stores."""
+        return self._core.stats().stores
 
     def brought(self, before_s: float) -> Iterator[tuple[float, tuple[str, ...], int]]:
         """When which requests got tokens before a moment that has passed, and how many each; every token once."""
@@ -188,8 +210,8 @@ def _us(seconds: float) -> int:
     return int(seconds * 1e6 + 0.5)
 
 
-def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> FastForwardCore:
-    """The loop of an engine around a simulated device."""
+def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> tuple[FastForwardCore, Stores | None]:
+    """The loop of an engine around a simulated device, and its KV stores."""
     plan = spec.plan
     context = replace(build_context(plan), clock=clock)
     built = build_slots(plan, ("scheduler", "kv_allocator"), context)
@@ -230,4 +252,9 @@ def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) ->
         adaptive_drafts=drafting.adaptive,
     )
     plugins = _Plugins(scheduler, allocator, stand_in(spec.drafts, max_width))
-    return FastForwardCore(plugins, device, settings, clock)
+    core = FastForwardCore(plugins, device, settings, clock)
+    stores = open_stores(spec, context, caches, clock)
+    if stores is not None:
+        device.copies_records(stores.num_bytes, spec.rate(stores.names[0]))
+        core.keep_records(stores.names, stores.all, stores.num_bytes, device.store)
+    return core, stores

@@ -1,7 +1,8 @@
 """Many equal steps at once: while the same requests decode and nobody else can join, only lengths change.
 
 What a leap leaves behind is what the steps one by one would have: the same blocks in the same order, the same times.
-This needs a scheduler that keeps on giving the same rows to the same requests, all of them decoding.
+This needs a scheduler that keeps on giving the same rows to the same requests, all of them decoding, and an engine
+without KV stores, as copies to these come between steps.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class FastForwardCore(EngineCore):
     def _decoding(self) -> list[Sequence]:
         """The running sequences in the order of the last step, if they all decoded in it and nobody else may join."""
         running, last = self._queues.running, self._simulated.last_rows
-        if not self._may_leap or not running or len(running) != len(last) or len(self._ledger) != self._after:
+        if not self._may_leap or self._pool.tiers is not None:
+            return []
+        if not running or len(running) != len(last) or len(self._ledger) != self._after:
             return []
         if (self._queues.waiting and self._pool.free_rows) or self._planner.suspects or self._outputs:
             return []

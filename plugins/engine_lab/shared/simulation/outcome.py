@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.loop.messages import StoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,8 @@ class SimulatedRequest:
     output_tokens: int
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    loaded: Mapping[str, int] = field(default_factory=dict)
+    """Of these: from KV stores, by name. The others were in the KV pool."""
     ttft_ms: float = 0.0
     e2e_ms: float = 0.0
     itl_ms: float = 0.0
@@ -75,3 +80,5 @@ class Outcome:
     """From the start of the trace to the last token."""
     itl_us: tuple[tuple[int, int], ...]
     """Gaps between consecutive output tokens of a request as (microseconds, how many), ascending."""
+    stores: tuple[tuple[StoreState, ...], ...] = ()
+    """By engine: its KV stores at the end, tier by tier."""

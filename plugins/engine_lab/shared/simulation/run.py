@@ -122,7 +122,9 @@ class Simulation:
         itl: Counter[int] = sum((engine.itl_us for engine in self._engines), Counter())
         done = tuple(self._done[which] for which in range(len(self._trace)))
         ended_s = max((request.arrival_s + request.e2e_ms / 1e3 for request in done), default=0.0)
-        return Outcome(done, tuple(engine.steps for engine in self._engines), ended_s, tuple(sorted(itl.items())))
+        steps = tuple(engine.steps for engine in self._engines)
+        stores = tuple(engine.store_states() for engine in self._engines)
+        return Outcome(done, steps, ended_s, tuple(sorted(itl.items())), stores)
 
     def _next_arrival(self, independent: Iterator[int]) -> None:
         which = next(independent, None)
@@ -256,7 +258,8 @@ class Simulation:
         opened = self._open[which]
         progress = self._engines[engine].forget(output.request_id)
         deliver_s = self._specs[engine].overheads.deliver_ms / 1e3
-        done = _summary(self._trace[which], opened, progress, output, deliver_s)
+        loaded = output.timings.loaded if output.timings is not None else {}
+        done = _summary(self._trace[which], opened, progress, output, deliver_s, loaded)
         if opened.is_cancelled:
             done = _refused(self._trace[which], opened, "its first token was late")
         self._ends(
@@ -353,7 +356,12 @@ class _Open:
 
 
 def _summary(
-    request: TraceRequest, opened: _Open, progress: Progress, output: TokensOut, deliver_s: float
+    request: TraceRequest,
+    opened: _Open,
+    progress: Progress,
+    output: TokensOut,
+    deliver_s: float,
+    loaded: Mapping[str, int],
 ) -> SimulatedRequest:
     timings = output.timings
     if output.finish_reason == "error" or timings is None:
@@ -365,6 +373,7 @@ def _summary(
         prompt_tokens=request.prompt_tokens,
         output_tokens=tokens,
         cached_tokens=timings.cached_tokens,
+        loaded=loaded,
         ttft_ms=(first_s - opened.arrival_s) * 1e3,
         e2e_ms=(last_s - opened.arrival_s) * 1e3,
         itl_ms=(last_s - first_s) / (tokens - 1) * 1e3 if tokens > 1 else 0.0,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.assembly.plan import EnginePlan
@@ -32,6 +33,14 @@ class Drafts:
     """What proposing takes, for each draft of the longest chain of a step."""
 
 
+COPY_RATES = {"cpu": 5e9}
+"""Bytes a second between KV pool and memory that are assumed, by kind of device; see :meth:`EngineSpec.rate`."""
+COPY_RATE = 20e9
+"""Of any other device: page-locked memory behind PCIe 4."""
+READ_RATE = 1e9
+"""Bytes a second, from and to any other store, that are assumed."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """One engine."""
@@ -45,6 +54,14 @@ class EngineSpec:
     overheads: Overheads = Overheads()
     drafts: Drafts | None = None
     """``None``: the plan's drafter proposes nothing."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Bytes a second of KV stores, by name: of the first between KV pool and memory, of others from and to them."""
+
+    def rate(self, store: str) -> float:
+        """That of a store of the plan; one that is not known is assumed."""
+        names = [choice.name for choice in self.plan.slots["kv_store"]]
+        assumed = READ_RATE if names.index(store) else COPY_RATES.get(self.plan.device.kind, COPY_RATE)
+        return self.rates.get(store, assumed)
 
 
 def slower(cost: StepCost, factor: float) -> StepCost:
