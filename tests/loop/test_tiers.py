@@ -11,9 +11,8 @@ from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import RecordLayout
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
-from engine.kv.checked_memory import CheckedMemory
-from engine.loop.staging import Staging
-from engine.loop.tiers import Tiers, Words
+from engine.loop.storing import Retain
+from engine.loop.tiers import Tiers
 from engine.step.plan import RecordMove
 from engine.testing.context import build_context
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
@@ -37,9 +36,8 @@ class House:
         self.memory = HostStore(HostConfig(max_bytes=1 << 20), build_context())
         self.memory.open(RecordLayout(bytes(32), (4096,) * len(groups)), lambda: None)
         self.stored: list[RecordMove] = []
-        checked = CheckedMemory(self.memory, (4096,) * len(groups))
-        staging = Staging(checked, [], (4096,) * len(groups), lambda: 0.0)
-        self.tiers = Tiers(["host"], checked, staging, self.allocator, groups, BLOCK, self.store)
+        sizes = (4096,) * len(groups)
+        self.tiers = Tiers(["host"], [self.memory], sizes, self.allocator, groups, BLOCK, self.store, lambda: 0.0)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 
@@ -50,20 +48,20 @@ class House:
     def prefix(self, num_tokens: int = LENGTH) -> Prefix:
         return Prefix(self.keys, self.tokens, num_tokens)
 
-    def computed(self, num_tokens: int, step: int = BLOCK * 3, words: Words = ()) -> Lease:
-        """A lease whose tokens were computed, a step after the other, and kept; ``words``: with the last step."""
+    def computed(self, num_tokens: int, step: int = BLOCK * 3, retain: Retain = ()) -> Lease:
+        """A lease whose tokens were computed, a step after the other, and kept; ``retain``: with the last step."""
         lease = self.allocator.open("r", self.prefix(num_tokens), num_tokens)
         assert lease is not None
         for end in [*range(lease.num_cached + step, num_tokens, step), num_tokens]:
             assert self.allocator.reserve(lease, end)
-            self.commit(lease, end, words if end == num_tokens else ())
+            self.commit(lease, end, retain if end == num_tokens else ())
         return lease
 
-    def commit(self, lease: Lease, end: int, words: Words = ()) -> None:
-        new = self.tiers.unkept(lease, self.prefix(end), words)
+    def commit(self, lease: Lease, end: int, retain: Retain = ()) -> None:
+        new = self.tiers.storing.begin(lease, self.prefix(end), retain)
         self.allocator.commit(lease, self.prefix(end))
         if new:
-            self.tiers.keep(new)
+            self.tiers.storing.store(new)
         self.tiers.poll()
 
     def forget(self, group: int, at: int) -> None:
@@ -75,18 +73,18 @@ class House:
 
 def test_what_waits_for_records_is_called_when_they_can_be_found() -> None:
     house, done, seen = House(FULL), [], []
-    house.tiers._store = lambda moves, end: done.append(end)
-    house.tiers.when_stored(lambda: seen.append("nothing to wait for"))
+    house.tiers.storing._store = lambda moves, end: done.append(end)
+    house.tiers.storing.when_stored(lambda: seen.append("nothing to wait for"))
     lease = house.computed(4 * BLOCK, step=2 * BLOCK)
     key = house.keys[4]
-    house.tiers.when_stored(lambda: seen.append(house.memory.find(0, key)))
+    house.tiers.storing.when_stored(lambda: seen.append(house.memory.find(0, key)))
     for end in done:
         house.tiers.poll()
         assert len(seen) == 1
         end(True)
     house.tiers.poll()
     assert seen[1] is not None
-    house.tiers.when_stored(lambda: seen.append("all is stored"))
+    house.tiers.storing.when_stored(lambda: seen.append("all is stored"))
     assert len(seen) == 3
     house.allocator.release(lease)
 
@@ -107,7 +105,7 @@ def test_every_block_of_every_group_is_stored_once(other: KVGroup) -> None:
 
 def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_first_to_go() -> None:
     house = House(FULL, STATE)
-    house.allocator.release(house.computed(LENGTH, words=((8 * BLOCK, 300.0),)))
+    house.allocator.release(house.computed(LENGTH, retain=((8 * BLOCK, 300.0),)))
     for at in (2, 3):
         other = house.memory.room(0, bytes([at]))
         assert other is not None

@@ -65,8 +65,8 @@ class Read:
         return not (self.done or self.over) and now_s < self.deadline_s
 
     @staticmethod
-    def of_nothing(begun_s: float, deadline_s: float) -> Read:
-        """It waits for stores to hear of records."""
+    def without_records(begun_s: float, deadline_s: float) -> Read:
+        """It waits until stores have heard of records."""
         return Read((), (), 0, begun_s, deadline_s)
 
 
@@ -165,7 +165,7 @@ class Staging:
             if not self._offer(number, group, key, slot):
                 declined[group].add(slot)
 
-    def use(self, group: int, keys: Sequence[bytes]) -> None:
+    def offer_again(self, group: int, keys: Sequence[bytes]) -> None:
         """A request begins with these records: those that a store did not want when they were new are offered once
         more, but what comes after those that were enough for now."""
         for number, by_group in enumerate(self._declined):
