@@ -9,9 +9,9 @@ import pytest
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import RecordLayout
+from engine.contracts.request import Retained
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
-from engine.loop.storing import Retain
 from engine.loop.tiers import Tiers
 from engine.step.plan import RecordMove
 from engine.testing.context import build_context
@@ -48,7 +48,7 @@ class House:
     def prefix(self, num_tokens: int = LENGTH) -> Prefix:
         return Prefix(self.keys, self.tokens, num_tokens)
 
-    def computed(self, num_tokens: int, step: int = BLOCK * 3, retain: Retain = ()) -> Lease:
+    def computed(self, num_tokens: int, step: int = BLOCK * 3, retain: tuple[Retained, ...] = ()) -> Lease:
         """A lease whose tokens were computed, a step after the other, and kept; ``retain``: with the last step."""
         lease = self.allocator.open("r", self.prefix(num_tokens), num_tokens)
         assert lease is not None
@@ -57,7 +57,7 @@ class House:
             self.commit(lease, end, retain if end == num_tokens else ())
         return lease
 
-    def commit(self, lease: Lease, end: int, retain: Retain = ()) -> None:
+    def commit(self, lease: Lease, end: int, retain: tuple[Retained, ...] = ()) -> None:
         new = self.tiers.storing.begin(lease, self.prefix(end), retain)
         self.allocator.commit(lease, self.prefix(end))
         if new:
@@ -71,51 +71,7 @@ class House:
         slots.remove(self.keys[at + 1])
 
 
-def test_what_waits_for_records_is_called_when_they_can_be_found() -> None:
-    house, done, seen = House(FULL), [], []
-    house.tiers.storing._store = lambda moves, end: done.append(end)
-    house.tiers.storing.when_stored(lambda: seen.append("nothing to wait for"))
-    lease = house.computed(4 * BLOCK, step=2 * BLOCK)
-    key = house.keys[4]
-    house.tiers.storing.when_stored(lambda: seen.append(house.memory.find(0, key)))
-    for end in done:
-        house.tiers.poll()
-        assert len(seen) == 1
-        end(True)
-    house.tiers.poll()
-    assert seen[1] is not None
-    house.tiers.storing.when_stored(lambda: seen.append("all is stored"))
-    assert len(seen) == 3
-    house.allocator.release(lease)
-
-
 OTHERS = pytest.mark.parametrize("other", [WINDOWED, CHUNKED, STATE], ids=lambda group: group.kind)
-
-
-@OTHERS
-def test_every_block_of_every_group_is_stored_once(other: KVGroup) -> None:
-    house = House(FULL, other)
-    house.allocator.release(house.computed(LENGTH))
-    for group in (0, 1):
-        slots = [slot for move in house.stored if move.group == group for slot in move.slots]
-        assert len(slots) == len({*slots}) == LENGTH // BLOCK
-    house.allocator.release(house.computed(LENGTH))
-    assert house.memory.usage().records == 2 * (LENGTH // BLOCK), "nothing was stored again"
-
-
-def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_first_to_go() -> None:
-    house = House(FULL, STATE)
-    house.allocator.release(house.computed(LENGTH, retain=((8 * BLOCK, 300.0),)))
-    for at in (2, 3):
-        other = house.memory.room(0, bytes([at]))
-        assert other is not None
-        house.memory.publish(0, other)
-        house.memory.retain(house.keys[0], 0, [other], 0.0)
-    for group in range(2):
-        order, at = house.memory._groups[group].order, house.memory._groups[group].slot_of
-        others = [at[bytes([name])] for name in (2, 3)] if group == 0 else []
-        expected = [at[key] for key in reversed(house.keys[9:])] + others + [at[key] for key in house.keys[8:0:-1]]
-        assert [order.pop() for _ in range(len(order))] == expected
 
 
 @OTHERS
@@ -190,15 +146,6 @@ def test_without_blocks_for_it_nothing_changes() -> None:
     assert house.allocator.open_filling("filled", house.prefix(LENGTH // BLOCK * BLOCK), LENGTH) is None
     assert house.allocator.usage() == before
     house.inner.check()
-
-
-def test_a_full_memory_stores_the_beginning_of_a_text() -> None:
-    house = House(FULL)
-    held = [house.memory.room(0, bytes([number])) for number in range(256 - 10)]
-    assert None not in held
-    house.allocator.release(house.computed(LENGTH))
-    found = [house.memory.find(0, key) is not None for key in house.keys[1:]]
-    assert sum(found) == 10 and found[:9] == [True] * 9
 
 
 def test_nothing_is_found_after_clear() -> None:

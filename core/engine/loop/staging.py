@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from engine.contracts.kv_store import StagedStore
+from engine.contracts.kv_store import RecordId, StagedStore
 from engine.kv.checked_memory import CheckedMemory
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
@@ -31,7 +31,6 @@ MOST_WRITTEN = 0.5
 SKIPPED = ("few_tokens", "slower", "busy", "no_room", "late", "incomplete")
 """Why tokens are computed that a store has: too few; reading takes longer; others are being read; memory is full of
 what is held; they did not come in time; some were gone or damaged."""
-RecordId = tuple[int, bytes]
 
 
 @dataclass(slots=True)

@@ -13,12 +13,11 @@ from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import OtherEngines
+from engine.contracts.request import Retained
 from engine.kv.checked_memory import CheckedMemory
 from engine.loop.staging import Staging, Tally
 from engine.step.plan import RecordMove
 
-Retain = tuple[tuple[int, float], ...]
-"""As :attr:`engine.contracts.request.EngineRequest.retain`."""
 StoreMoves = Callable[[Sequence[RecordMove], Callable[[bool], None]], None]
 """Copies blocks to slots behind the steps that were launched, then calls the function, from any thread: whether all
 went well."""
@@ -31,7 +30,7 @@ class NewRecords:
     move: RecordMove
     keys: tuple[bytes, ...]
     prefix: Prefix
-    retain: Retain = ()
+    retain: Sequence[Retained] = ()
     """Of the prefix."""
 
 
@@ -62,7 +61,7 @@ class Storing:
         self._after: deque[tuple[int, Callable[[], None]]] = deque()
         """What is to be called when so many are."""
 
-    def begin(self, lease: Lease, prefix: Prefix, retain: Retain = ()) -> list[NewRecords]:
+    def begin(self, lease: Lease, prefix: Prefix, retain: Sequence[Retained] = ()) -> list[NewRecords]:
         """Room for the blocks that become full when the prefix is committed, and have no record. ``retain``: see
         :meth:`retain`."""
         first, full = lease.num_committed // self._block_size, prefix.num_tokens // self._block_size
@@ -82,7 +81,9 @@ class Storing:
         found = [[self._memory.find(group.group_id, key) for key in keys] for group in self._groups]
         return [[slot for slot in slots if slot is not None] for slots in found]
 
-    def _rooms(self, lease: Lease, prefix: Prefix, first: int, full: int, retain: Retain) -> list[NewRecords]:
+    def _rooms(
+        self, lease: Lease, prefix: Prefix, first: int, full: int, retain: Sequence[Retained]
+    ) -> list[NewRecords]:
         found = []
         for group, blocks in enumerate(lease.blocks if first < full and prefix.keys else ()):
             own, slots, keys = [], [], []
@@ -146,12 +147,12 @@ class Storing:
         if records.retain:
             self._retain(group, records.prefix, records.retain)
 
-    def retain(self, prefix: Prefix, retain: Retain) -> None:
+    def retain(self, prefix: Prefix, retain: Sequence[Retained]) -> None:
         """The records of a prefix were just of use. ``retain``: which beginnings of it are to stay, and how long."""
         for group in self._groups:
             self._retain(group.group_id, prefix, retain)
 
-    def _retain(self, group: int, prefix: Prefix, retain: Retain) -> None:
+    def _retain(self, group: int, prefix: Prefix, retain: Sequence[Retained]) -> None:
         size = self._block_size
         places = [self._memory.find(group, key) for key in prefix.keys[1 : prefix.num_tokens // size + 1]]
         for num_tokens, seconds in ((prefix.num_tokens, 0.0), *retain):
