@@ -84,11 +84,13 @@ def served(core: EngineCore, records: int, other: EngineCore) -> Iterator[None]:
 
     thread = threading.Thread(target=poll)
     thread.start()
-    while other.stats().stores[1].records < records:
-        time.sleep(0.002)
-    yield
-    ends.set()
-    thread.join()
+    try:
+        while other.stats().stores[1].records < records:
+            time.sleep(0.002)
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 def wait_until_nothing_is_held(core: EngineCore) -> None:

@@ -220,9 +220,9 @@ def test_what_a_store_did_not_want_is_offered_once_more_when_it_is_used() -> Non
     house.store.wanted = False
     house.staging.write(*IDS[0], slot)
     house.store.wanted = True
-    house.staging.use(0, [bytes(32), key])
+    house.staging.offer_again(0, [bytes(32), key])
     assert len(house.store.puts) == 1 and house.staging.tallies[0].stored_bytes == SIZE
-    house.staging.use(0, [key])
+    house.staging.offer_again(0, [key])
     assert len(house.store.puts) == 1, "it has it"
 
 
@@ -243,7 +243,7 @@ def test_what_is_too_much_at_once_is_offered_when_it_is_used_again() -> None:
     house.store.put = three  # type: ignore[method-assign]
     for _ in range(3):
         before[0] = len(house.store.puts)
-        house.staging.use(0, keys)
+        house.staging.offer_again(0, keys)
         counts.append(len(house.store.puts))
     assert counts == [3, 6, 8]
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import pytest
 
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import RecordLayout, StagedStore
+from engine.contracts.request import Retained
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
-from engine.kv.checked_memory import CheckedMemory
-from engine.loop.staging import Staging
-from engine.loop.tiers import Tiers, Words
+from engine.loop.tiers import Tiers
 from engine.step.plan import RecordMove
 from engine.testing.context import build_context
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
@@ -39,10 +37,9 @@ class House:
         self.memory = HostStore(HostConfig(max_bytes=1 << 20), build_context())
         self.memory.open(RecordLayout(bytes(32), (4096,) * len(groups)), lambda: None)
         self.stored: list[RecordMove] = []
-        checked = CheckedMemory(self.memory, (4096,) * len(groups))
-        staging = Staging(checked, further, (4096,) * len(groups), lambda: 0.0)
-        names = ["host", *("further" for _ in further)]
-        self.tiers = Tiers(names, checked, staging, self.allocator, groups, BLOCK, self.store)
+        sizes, names = (4096,) * len(groups), ["host", *("further" for _ in further)]
+        stores = [self.memory, *further]
+        self.tiers = Tiers(names, stores, sizes, self.allocator, groups, BLOCK, self.store, lambda: 0.0)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 
@@ -53,20 +50,20 @@ class House:
     def prefix(self, num_tokens: int = LENGTH) -> Prefix:
         return Prefix(self.keys, self.tokens, num_tokens)
 
-    def computed(self, num_tokens: int, step: int = BLOCK * 3, words: Words = ()) -> Lease:
-        """A lease whose tokens were computed, a step after the other, and kept; ``words``: with the last step."""
+    def computed(self, num_tokens: int, step: int = BLOCK * 3, retain: tuple[Retained, ...] = ()) -> Lease:
+        """A lease whose tokens were computed, a step after the other, and kept; ``retain``: with the last step."""
         lease = self.allocator.open("r", self.prefix(num_tokens), num_tokens)
         assert lease is not None
         for end in [*range(lease.num_cached + step, num_tokens, step), num_tokens]:
             assert self.allocator.reserve(lease, end)
-            self.commit(lease, end, words if end == num_tokens else ())
+            self.commit(lease, end, retain if end == num_tokens else ())
         return lease
 
-    def commit(self, lease: Lease, end: int, words: Words = ()) -> None:
-        new = self.tiers.unkept(lease, self.prefix(end), words)
+    def commit(self, lease: Lease, end: int, retain: tuple[Retained, ...] = ()) -> None:
+        new = self.tiers.storing.begin(lease, self.prefix(end), retain)
         self.allocator.commit(lease, self.prefix(end))
         if new:
-            self.tiers.keep(new)
+            self.tiers.storing.store(new)
         self.tiers.poll()
 
     def forget(self, group: int, at: int) -> None:
@@ -76,74 +73,7 @@ class House:
         slots.remove(self.keys[at + 1])
 
 
-def test_what_waits_for_records_is_called_when_they_can_be_found() -> None:
-    house, done, seen = House(FULL), [], []
-    house.tiers._store = lambda moves, end: done.append(end)
-    house.tiers.when_stored(lambda: seen.append("nothing to wait for"))
-    lease = house.computed(4 * BLOCK, step=2 * BLOCK)
-    key = house.keys[4]
-    house.tiers.when_stored(lambda: seen.append(house.memory.find(0, key)))
-    for end in done:
-        house.tiers.poll()
-        assert len(seen) == 1
-        end(True)
-    house.tiers.poll()
-    assert seen[1] is not None
-    house.tiers.when_stored(lambda: seen.append("all is stored"))
-    assert len(seen) == 3
-    house.allocator.release(lease)
-
-
 OTHERS = pytest.mark.parametrize("other", [WINDOWED, CHUNKED, STATE], ids=lambda group: group.kind)
-
-
-@OTHERS
-def test_every_block_of_every_group_is_stored_once(other: KVGroup) -> None:
-    house = House(FULL, other)
-    house.allocator.release(house.computed(LENGTH))
-    for group in (0, 1):
-        slots = [slot for move in house.stored if move.group == group for slot in move.slots]
-        assert len(slots) == len({*slots}) == LENGTH // BLOCK
-    house.allocator.release(house.computed(LENGTH))
-    assert house.memory.usage().records == 2 * (LENGTH // BLOCK), "nothing was stored again"
-
-
-def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_first_to_go() -> None:
-    house = House(FULL, STATE)
-    house.allocator.release(house.computed(LENGTH, words=((8 * BLOCK, 300.0),)))
-    for at in (2, 3):
-        other = house.memory.room(0, bytes([at]))
-        assert other is not None
-        house.memory.publish(0, other)
-        house.memory.retain(house.keys[0], 0, [other], 0.0)
-    for group in range(2):
-        order, at = house.memory._groups[group].order, house.memory._groups[group].slot_of
-        others = [at[bytes([name])] for name in (2, 3)] if group == 0 else []
-        expected = [at[key] for key in reversed(house.keys[9:])] + others + [at[key] for key in house.keys[8:0:-1]]
-        assert [order.pop() for _ in range(len(order))] == expected
-
-
-def test_a_store_that_wants_what_is_used_again_is_offered_at_once_what_is_to_stay() -> None:
-    class SecondSight:
-        def __init__(self) -> None:
-            self.seen: list[bytes] = []
-            self.kept: list[bytes] = []
-
-        def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
-            wanted = key in self.seen
-            (self.kept if wanted else self.seen).append(key)
-            if wanted:
-                done()
-            return wanted
-
-        def poll(self) -> list[tuple[int, int]]:
-            return []
-
-    store = cast(Any, SecondSight())
-    house = House(FULL, further=[store])
-    house.allocator.release(house.computed(LENGTH, words=((8 * BLOCK, 300.0),)))
-    house.tiers.poll()
-    assert store.kept == [*house.keys[1:9]]
 
 
 @OTHERS
@@ -218,15 +148,6 @@ def test_without_blocks_for_it_nothing_changes() -> None:
     assert house.allocator.open_filling("filled", house.prefix(LENGTH // BLOCK * BLOCK), LENGTH) is None
     assert house.allocator.usage() == before
     house.inner.check()
-
-
-def test_a_full_memory_stores_the_beginning_of_a_text() -> None:
-    house = House(FULL)
-    held = [house.memory.room(0, bytes([number])) for number in range(256 - 10)]
-    assert None not in held
-    house.allocator.release(house.computed(LENGTH))
-    found = [house.memory.find(0, key) is not None for key in house.keys[1:]]
-    assert sum(found) == 10 and found[:9] == [True] * 9
 
 
 def test_nothing_is_found_after_clear() -> None:

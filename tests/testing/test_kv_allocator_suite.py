@@ -22,7 +22,7 @@ class Blocks(CachedBlocks):
 
     def evict(self, count: int) -> None:
         for block in self.victims(list(self._cached)):
-            self._cached.add(block, self._tenant_of[block])
+            self._cached.add(block, self._cached.owner_of(block))
         super().evict(count)
 
 

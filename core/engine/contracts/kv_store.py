@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+RecordId = tuple[int, bytes]
+"""Number of the KV group, key of the block."""
 SHARED = "shared_records"
 """Capability of stores in which one engine finds what another one has just computed, wherever it runs."""
 SHARED_HERE = "shared_memory"
@@ -146,7 +148,7 @@ class StagedStore(KVStore, Protocol):
         is new, and if it was not wanted then, once more when a later request begins with it."""
         ...
 
-    def get(self, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> int:
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
         """Read records into these buffers in the background. Returns a number for :meth:`poll`."""
         ...
 

@@ -61,6 +61,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the output thinks, if a grammar begins after that or the thought has a budget."""
 
 
+Retained = tuple[int, float]
+"""So many leading tokens, for so many seconds after their last use."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sequence to extend. ``n > 1`` and prompt lists are fanned out by the API before this point."""
 
@@ -83,9 +87,8 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """While it decodes, steps should take no longer than this; 0: ``scheduler.itl_target_ms``."""
     prefilled: bool = False
     """Another engine has just computed the prompt: stores may hear of it a moment later."""
-    retain: tuple[tuple[int, float], ...] = ()
-    """Beginnings of the prompt that are to stay in the prefix cache, as far as there is room: tokens, and for how many
-    seconds after their last use."""
+    retain: tuple[Retained, ...] = ()
+    """Beginnings of the prompt that are to stay in the prefix cache, as far as there is room."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -29,9 +29,8 @@ class CheckedMemory:
         """By group and slot: the record that was published there last."""
         self.memory = store.memory
         self.find = store.find
-        self.use = store.use
 
-    def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
+    def touch(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float = 0.0) -> None:
         """As :meth:`RetainingStore.retain` where the store does that, else as :meth:`MemoryStore.use`."""
         if isinstance(self.store, RetainingStore):
             self.store.retain(tenant, group, slots, seconds)

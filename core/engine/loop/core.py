@@ -16,28 +16,26 @@ from typing import Protocol
 from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
-from engine.contracts.kv_store import KVStore, LendingStore, MemoryStore, OtherEngines, SharedStore, StagedStore
+from engine.contracts.kv_store import KVStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
-from engine.kv.checked_memory import CheckedMemory
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.forcing import MatcherOf
 from engine.loop.ledger import InFlight, Ledger
-from engine.loop.lending import Lending
 from engine.loop.messages import CauseOfDeath, EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
-from engine.loop.staging import Staging
 from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
-from engine.loop.tiers import StoreMoves, Tiers
-from engine.plugin_guard.calls import contract_error, describe_error, name_of, named
+from engine.loop.storing import StoreMoves
+from engine.loop.tiers import Tiers
+from engine.plugin_guard.calls import contract_error, describe_error
 from engine.step.plan import (
     DeviceBroken,
     DrafterBroken,
@@ -290,16 +288,6 @@ class EngineCore:
         """From now on find and keep records of blocks in stores, of which the first is memory. ``num_bytes``: of a
         record, by group; ``store`` copies blocks to slots."""
         pool, settings = self._pool, self._settings
-        memory, *further = stores
-        assert isinstance(memory, MemoryStore)
-        checked, others = CheckedMemory(memory, num_bytes), None
-        if isinstance(memory, SharedStore) and (found := memory.others()) is not None:
-            others = named(found, name_of(memory), (OtherEngines,))
-        staged = [each for each in (others, *further) if isinstance(each, StagedStore)]
-        staging = Staging(checked, staged, num_bytes, self._clock)
-        for each in staged:
-            if isinstance(each, LendingStore):
-                each.serve(Lending(checked, num_bytes))
 
         def store_and_wake(moves: SequenceOf[RecordMove], done: Callable[[bool], None]) -> None:
             def stored(well: bool) -> None:
@@ -308,15 +296,15 @@ class EngineCore:
 
             store(moves, stored)
 
-        groups, size = settings.groups, settings.block_size
-        pool.tiers = Tiers(names, checked, staging, pool.allocator, groups, size, store_and_wake, others)
+        parts = pool.allocator, settings.groups, settings.block_size
+        pool.tiers = Tiers(names, stores, num_bytes, *parts, store_and_wake, self._clock)
 
     def take_stored(self) -> None:
         """See what stores have done."""
         tiers = self._pool.tiers
         if tiers is not None:
             tiers.poll()
-            if tiers.others is not None and tiers.others.forgot():
+            if tiers.others_forgot():
                 self._pool.reset_cache()
 
     def rest_s(self) -> float:

@@ -18,10 +18,10 @@ from engine.contracts.scheduler import (
 )
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop.drafting import Drafting
+from engine.loop.filling import Fill
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
-from engine.loop.tiers import Fill
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import Admit, RecordMove, StepPlan
 

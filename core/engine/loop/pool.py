@@ -70,8 +70,8 @@ class Pool:
             return False
         if not sequence.looked:
             prefix, known_s = self._reusable(sequence, staged=True), sequence.submitted_s + HEARD_S
-            if sequence.request.prefilled and now_s < known_s and not self.tiers.knows(prefix):
-                sequence.read = Read.of_nothing(now_s, known_s)
+            if sequence.request.prefilled and now_s < known_s and not self.tiers.has_last_block(prefix):
+                sequence.read = Read.without_records(now_s, known_s)
             else:
                 sequence.looked = True
                 sequence.read = self.tiers.stage(prefix, cost)
@@ -82,7 +82,7 @@ class Pool:
         if self.tiers is None:
             call()
         else:
-            self.tiers.when_stored(call)
+            self.tiers.storing.when_stored(call)
 
     def forget_read(self, sequence: Sequence, loaded: Mapping[str, int] = NOTHING) -> None:
         """It waits for no records any more. ``loaded``: tokens that it has from records, by store."""
@@ -126,7 +126,7 @@ class Pool:
         """It is admitted: say so to the stores that its prefix is in."""
         if self.tiers is not None and sequence.keys is not None:
             self.tiers.count(sequence.loaded, sequence.computed - sum(sequence.loaded.values()))
-            self.tiers.used(sequence.keys.extend(sequence.tokens)[1 : sequence.computed // self.block_size + 1])
+            self.tiers.offer_again(sequence.keys.extend(sequence.tokens)[1 : sequence.computed // self.block_size + 1])
 
     def loads(self, sequence: Sequence, plan_id: int, most_bytes: float = math.inf) -> tuple[RecordMove, ...]:
         """Records that a plan is to fill into the blocks of a sequence, at most of so many bytes. They are held until
@@ -221,18 +221,18 @@ class Pool:
         assert sequence.lease is not None
         prefix = self._prefix(sequence, sequence.computed)
         is_last_of_prompt = sequence.lease.num_committed < sequence.prompt_len <= sequence.computed
-        words = sequence.request.retain if is_last_of_prompt and self.allocator.retains else ()
-        moves = self.tiers.unkept(sequence.lease, prefix, words) if self.tiers is not None else ()
+        retain = sequence.request.retain if is_last_of_prompt and self.allocator.retains else ()
+        new = self.tiers.storing.begin(sequence.lease, prefix, retain) if self.tiers is not None else ()
         self.allocator.commit(sequence.lease, prefix)
-        if moves and self.tiers is not None:
-            self.tiers.keep(moves)  # before a later plan can write to them
-        if words and prefix.keys:
+        if new and self.tiers is not None:
+            self.tiers.storing.store(new)  # before a later plan can write to them
+        if retain and prefix.keys:
             self._retain(sequence, prefix)
 
     def _retain(self, sequence: Sequence, prefix: Prefix) -> None:
         """What its request wants to stay cached, now that its prompt is."""
         if self.tiers is not None:
-            self.tiers.touch(prefix, sequence.request.retain)
+            self.tiers.storing.retain(prefix, sequence.request.retain)
         for num_tokens, seconds in sequence.request.retain:
             if num_tokens >= self.block_size:
                 self.allocator.retain(self._prefix(sequence, num_tokens), seconds)

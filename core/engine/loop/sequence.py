@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, StagedTokens, Timings, TokenLogprobs
 from engine.kv.block_keys import BlockKeys
+from engine.loop.filling import Fill
 from engine.loop.forcing import Forcing
 from engine.loop.staging import Read
-from engine.loop.tiers import Fill
 from engine.step.plan import Admit, BlockCopy, NewBlocks, RowResult, StepRow
 
 NOTHING: Mapping[str, int] = {}

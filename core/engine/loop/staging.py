@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from engine.contracts.kv_store import StagedStore
+from engine.contracts.kv_store import RecordId, StagedStore
 from engine.kv.checked_memory import CheckedMemory
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
@@ -33,7 +33,6 @@ MOST_WRITTEN = 0.5
 SKIPPED = ("few_tokens", "slower", "busy", "no_room", "late", "incomplete")
 """Why tokens are computed that a store has: too few; reading takes longer; others are being read; memory is full of
 what is held; they did not come in time; some were gone or damaged."""
-RecordId = tuple[int, bytes]
 
 
 @dataclass(slots=True)
@@ -67,8 +66,8 @@ class Read:
         return not (self.done or self.over) and now_s < self.deadline_s
 
     @staticmethod
-    def of_nothing(begun_s: float, deadline_s: float) -> Read:
-        """It waits for stores to hear of records."""
+    def without_records(begun_s: float, deadline_s: float) -> Read:
+        """It waits until stores have heard of records."""
         return Read((), (), 0, begun_s, deadline_s)
 
 
@@ -170,7 +169,7 @@ class Staging:
             if not self._offer(number, group, key, slot):
                 declined[group].add(slot)
 
-    def use(self, group: int, keys: Sequence[bytes]) -> None:
+    def offer_again(self, group: int, keys: Sequence[bytes]) -> None:
         """A request begins with these records: those that a store did not want when they were new are offered once
         more, but what comes after those that were enough for now."""
         for number, by_group in enumerate(self._declined):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.contracts.request import Retained
 from engine.service.errors import bad_request
 from engine.service.protocol import CacheControl, ChatOptions, CommonOptions, Message
 from engine.service.translating import Mark, marks_of
@@ -22,9 +23,6 @@ MOST = 4
 """Breakpoints of a request."""
 OTHERWISE = "\x02"
 """Text that goes on like no other."""
-
-Kept = tuple[int, float]
-"""So many tokens of a prompt, for so many seconds after their last use."""
 
 
 def breakpoints_of(request: ChatOptions, messages: Sequence[Message]) -> tuple[Breakpoint, ...]:
@@ -91,11 +89,11 @@ def _cut(turn: Turn, chars: int) -> str | list[TextPart]:
     return [*parts, TextPart(OTHERWISE)]
 
 
-def written(kept: Sequence[Kept], cached: int) -> dict[float, int]:
+def written(retain: Sequence[Retained], cached: int) -> dict[float, int]:
     """By time in seconds: tokens that were not in the cache before, and are to stay in it. ``cached``: tokens that
     were."""
     found: dict[float, int] = {}
-    for num_tokens, seconds in sorted(kept):
+    for num_tokens, seconds in sorted(retain):
         if num_tokens > cached:
             found[seconds] = found.get(seconds, 0) + num_tokens - cached
             cached = num_tokens

@@ -194,7 +194,7 @@ def _engine_request(job: Job, index: int, max_len: int) -> EngineRequest:
         group=api.request_id if job.num_sequences > 1 else "",
         ttft_ms=0.0 if job.promise is None else job.promise.slo.ttft_ms,
         itl_ms=0.0 if job.promise is None else job.promise.slo.itl_ms,
-        retain=job.kept_of(index),
+        retain=job.retain_of(index),
     )
 
 

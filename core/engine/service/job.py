@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.contracts.request import Retained
 from engine.contracts.router import ApiRequest, Question
-from engine.service.cache_words import Kept
 from engine.service.promises import Promise
 from engine.service.protocol import GenerationRequest
 from engine.service.reasoning import ReasoningUse
@@ -22,7 +22,7 @@ class Prompts:
     """For each prompt, what ``echo`` puts before its output; empty without ``echo``."""
     question: Question | None = None
     """How a conversation ends: see :attr:`ApiRequest.question`."""
-    kept: tuple[Kept, ...] = ()
+    retain: tuple[Retained, ...] = ()
     """Beginnings of each prompt that are to stay cached."""
 
 
@@ -47,8 +47,8 @@ class Job:
     """Where the output thinks."""
     promise: Promise | None = None
     """The class of the request; ``None``: there are no classes."""
-    kept: tuple[Kept, ...] = ()
-    """See :attr:`Prompts.kept`."""
+    retain: tuple[Retained, ...] = ()
+    """See :attr:`Prompts.retain`."""
 
     @property
     def num_sequences(self) -> int:
@@ -62,7 +62,7 @@ class Job:
         """The token ids of a sequence's prompt."""
         return self.api.prompts[index // self.api.n]
 
-    def kept_of(self, index: int) -> tuple[Kept, ...]:
+    def retain_of(self, index: int) -> tuple[Retained, ...]:
         """Beginnings of a sequence's prompt that are to stay cached."""
         length = len(self.prompt(index))
-        return tuple([(min(num_tokens, length), seconds) for num_tokens, seconds in self.kept])
+        return tuple([(min(num_tokens, length), seconds) for num_tokens, seconds in self.retain])

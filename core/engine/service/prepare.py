@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from engine.contracts.constraint import Grammar
-from engine.contracts.request import SamplingParams
+from engine.contracts.request import Retained, SamplingParams
 from engine.contracts.router import ApiRequest
-from engine.service.cache_words import Kept, going_on_otherwise, whole_prompt_s
+from engine.service.cache_words import going_on_otherwise, whole_prompt_s
 from engine.service.chat_template import TemplateFailed
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
@@ -43,16 +43,16 @@ from engine.service.validation import (
 async def chat_prompts(engine: EngineHandle, client: str, chat: ParsedTurns) -> Prompts:
     """Raises :class:`ApiError` like :func:`encode_conversation`."""
     tokens = await encode_conversation(engine, client, chat.conversation)
-    kept = await _kept(engine, client, chat.conversation, tokens)
-    return Prompts((tokens,), question=question_of(chat.conversation), kept=kept)
+    retain = await _retain(engine, client, chat.conversation, tokens)
+    return Prompts((tokens,), question=question_of(chat.conversation), retain=retain)
 
 
-async def _kept(
+async def _retain(
     engine: EngineHandle, client: str, conversation: Conversation, tokens: tuple[int, ...]
-) -> tuple[Kept, ...]:
+) -> tuple[Retained, ...]:
     """Where the breakpoints of a conversation are in its prompt. One is passed over if the template does not take the
     conversation with another continuation."""
-    found: list[Kept] = []
+    found: list[Retained] = []
     for end in conversation.breakpoints:
         try:
             other = await engine.tokenizer.encode_chat(going_on_otherwise(conversation, end), client=client)
@@ -67,11 +67,11 @@ async def completion_prompts(engine: EngineHandle, client: str, completion: Pars
     prompts: Sequence[str | Packed] = completion.prompts
     tokens = tuple([await _tokens(engine, client, prompt) for prompt in prompts])
     seconds = whole_prompt_s(completion.options)
-    kept = ((max(map(len, tokens)), seconds),) if seconds else ()
+    retain = ((max(map(len, tokens)), seconds),) if seconds else ()
     if not completion.options.echo:
-        return Prompts(tokens, kept=kept)
+        return Prompts(tokens, retain=retain)
     texts = [await _text(engine, client, prompt, ids) for prompt, ids in zip(prompts, tokens)]
-    return Prompts(tokens, tuple(texts), kept=kept)
+    return Prompts(tokens, tuple(texts), retain=retain)
 
 
 async def _tokens(engine: EngineHandle, client: str, prompt: str | Packed) -> tuple[int, ...]:
@@ -184,7 +184,9 @@ def make_job(
     )
     check_echoed_logprobs(api)
     now, fingerprint = int(time.time()), engine.fingerprint
-    return Job(api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised, prompts.kept)
+    return Job(
+        api, options, prompts.texts, arrival, client, now, fingerprint, shape.tools, use, promised, prompts.retain
+    )
 
 
 def _fields(options: GenerationRequest) -> dict[str, Any]:

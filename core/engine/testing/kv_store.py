@@ -25,6 +25,7 @@ from engine.contracts.kv_store import (
     LendingStore,
     Loan,
     MemoryStore,
+    RecordId,
     RecordLayout,
     RetainingStore,
     SharedStore,
@@ -37,7 +38,6 @@ LAYOUT = RecordLayout(sha256(b"the suite").digest(), (4096, 1000))
 OTHER = RecordLayout(sha256(b"another model").digest(), LAYOUT.num_bytes)
 LONGEST_S = 20.0
 """Whatever is done in the background is done by then, on the slowest machine."""
-RecordId = tuple[int, bytes]
 
 
 def ids_of(count: int, text: str = "a text") -> list[RecordId]:
@@ -62,7 +62,7 @@ def files_in_memory(count: int) -> Iterator[tuple[int, ...]]:
             os.close(file)
 
 
-def num_had(store: StagedStore, ids: Sequence[tuple[int, bytes]]) -> int:
+def num_had(store: StagedStore, ids: Sequence[RecordId]) -> int:
     """How many of these records a store has."""
     return sum([store.has(*each) for each in ids])
 

@@ -44,7 +44,7 @@ class CachedBlocks:
     it gives the block back if the first has gone by then.
     """
 
-    __slots__ = ("_cached", "_num_leases_of", "_tenant_of", "block_size", "free", "group", "index")
+    __slots__ = ("_cached", "_num_leases_of", "block_size", "free", "group", "index")
 
     def __init__(self, group: KVGroup, block_size: int, clock: Callable[[], float]) -> None:
         self.group = group
@@ -52,7 +52,6 @@ class CachedBlocks:
         self.free = FreeBlocks(group.num_blocks)
         self.index = BlockIndex()
         self._num_leases_of = [0] * group.num_blocks  # by block
-        self._tenant_of: dict[int, bytes] = {}  # of indexed blocks: where their chains begin
         self._cached: EvictionOrder[int] = EvictionOrder(group.num_blocks - 1, clock)  # no lease, indexed
 
     def usage(self) -> BlockUsage:
@@ -66,7 +65,6 @@ class CachedBlocks:
         tokens = tokens_of(prefix, at, self.block_size)
         key = prefix.keys[at + 1] if len(tokens) == self.block_size else None
         superfluous = self.index.add(block, prefix.keys[at], tokens, key)
-        self._tenant_of[block] = prefix.keys[0]
         if superfluous is not None:
             self._cached.first(superfluous)
 
@@ -78,7 +76,7 @@ class CachedBlocks:
         other = self.index.beginning_with(prefix.keys[at], tokens)
         if other is None:
             self.publish(block, prefix, at)
-        self._use(block if other is None else other)
+        self._use(block if other is None else other, prefix)
         return other is None
 
     # Whose blocks are --------------------------------------------------------------------------------------------
@@ -105,12 +103,12 @@ class CachedBlocks:
         """Whether there is a block for a copy of ``source``, which is not evicted for it."""
         return self.available > (source in self._cached)
 
-    def take_beside(self, source: int) -> list[int]:
-        """That block."""
+    def take_beside(self, source: int, prefix: Prefix) -> list[int]:
+        """That block. ``prefix``: of the tenant whose block ``source`` is, here and below."""
         self.hold(source)
         taken = self.take(1)
         self._num_leases_of[source] -= 1
-        self._use(source)
+        self._use(source, prefix)
         return taken
 
     def give_back(self, block: int, prefix: Prefix, at: int) -> bool:
@@ -121,15 +119,15 @@ class CachedBlocks:
         if owner is None:
             owner = block
             self.publish(block, prefix, at)
-        self._use(owner)
+        self._use(owner, prefix)
         return owner != block
 
-    def let_go(self, block: int) -> None:
+    def let_go(self, block: int, prefix: Prefix) -> None:
         """A lease ends its hold on a block that the index has."""
         self._num_leases_of[block] -= 1
-        self._use(block)
+        self._use(block, prefix)
 
-    def drop(self, blocks: Sequence[int]) -> list[int]:
+    def drop(self, blocks: Sequence[int], prefix: Prefix) -> list[int]:
         """A lease ends its hold on blocks past what it has committed. Returns those that nobody may find; the others
         were found when it was opened."""
         worthless = [block for block in blocks if block not in self.index]
@@ -137,7 +135,7 @@ class CachedBlocks:
             self._num_leases_of[block] = 0
         for block in reversed(blocks):
             if block in self.index:
-                self.let_go(block)
+                self.let_go(block, prefix)
         return worthless
 
     def evict(self, count: int) -> None:
@@ -147,7 +145,6 @@ class CachedBlocks:
             block = self._cached.pop()
             assert block is not None
             self.index.remove(block)
-            del self._tenant_of[block]
             victims.append(block)
         self.free.give(victims)
 
@@ -159,10 +156,10 @@ class CachedBlocks:
         if block is not None:
             self._cached.retain(block, seconds)
 
-    def _use(self, block: int) -> None:
+    def _use(self, block: int, prefix: Prefix) -> None:
         """A block that the index has was just used: if no lease holds it, it is the last to be evicted."""
         if self._num_leases_of[block] == 0:
-            self._cached.add(block, self._tenant_of[block])
+            self._cached.add(block, prefix.keys[0])
 
     def check(self, leases: Sequence[Sequence[int]]) -> None:
         """Assert the invariants between leases, counts, contents and states. O(blocks); for tests."""
@@ -210,7 +207,7 @@ class PrefixCacheAllocator:
         copied = count > 0 and all(pool.has_room_beside(own) for pool, own in zip(self._pools, sources, strict=True))
         if copied:
             for pool, own, ids in zip(self._pools, sources, blocks, strict=True):
-                ids.extend(pool.take_beside(own))
+                ids.extend(pool.take_beside(own, prefix))
             for at, pool in self._forgetful:
                 self._give_back_passed(pool, blocks[at], kept, num_cached, num_cached + count)
         lease = self._leases.add(
@@ -235,7 +232,7 @@ class PrefixCacheAllocator:
         if any(len(places) > pool.available for pool, places in zip(self._pools, to_fill, strict=True)):
             for pool, ids in zip(self._pools, blocks, strict=True):
                 for block in reversed(held(ids)):
-                    pool.let_go(block)
+                    pool.let_go(block, prefix)
             return None
         for pool, ids, places in zip(self._pools, blocks, to_fill, strict=True):
             for at, block in zip(places, pool.take(len(places)), strict=True):
@@ -356,12 +353,12 @@ class PrefixCacheAllocator:
         if prefix.keys:
             worthless = [block for block, at in zip(taken, places, strict=True) if pool.give_back(block, prefix, at)]
         else:
-            worthless = pool.drop(taken)
+            worthless = pool.drop(taken, prefix)
         pool.free.give(worthless)
 
     def _release(self, pool: CachedBlocks, blocks: Sequence[int], prefix: Prefix) -> None:
         full = prefix.num_tokens // self._block_size
-        worthless = pool.drop(held(blocks[full:]))
+        worthless = pool.drop(held(blocks[full:]), prefix)
         if full < len(blocks) and blocks[full] in worthless and pool.keep_part(blocks[full], prefix, full):
             worthless.remove(blocks[full])
         for at in reversed(range(full)):  # tail first: it is to be evicted first

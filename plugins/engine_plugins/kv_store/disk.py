@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from engine.contracts.config import SlotConfig, at_least, one_of
-from engine.contracts.kv_store import RecordLayout, StoreUsage
+from engine.contracts.kv_store import RecordId, RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
 from engine_plugins.kv_store.record_files import (
@@ -37,7 +37,7 @@ from engine_plugins.kv_store.record_files import (
     write_about,
     write_file,
 )
-from engine_plugins.kv_store.record_header import RecordId, header_of
+from engine_plugins.kv_store.record_header import header_of
 
 READERS = 4
 MOST_QUEUED = 256 * 1024**2

@@ -112,7 +112,7 @@ class HostStore:
         own = self._groups[group]
         for slot in reversed(slots):
             if slot in own.key_of:
-                own.order.use(slot)
+                own.order.add(slot, own.order.owner_of(slot))
 
     def retain(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float) -> None:
         order = self._groups[group].order

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine_plugins.kv_store.record_header import FORMAT, HEADER, MAGIC, RecordId, header_of
+from engine.contracts.kv_store import RecordId
+from engine_plugins.kv_store.record_header import FORMAT, HEADER, MAGIC, header_of
 
 MOST_RECORD = 1 << 28
 """Bytes: no record is longer."""

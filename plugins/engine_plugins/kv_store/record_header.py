@@ -5,13 +5,12 @@ from __future__ import annotations
 import struct
 import zlib
 
+from engine.contracts.kv_store import RecordId
+
 HEADER = struct.Struct("<4sHHIQ12s32s")
 """Magic, format, group, CRC-32 of the header's other fields and the record, length, the beginning of the namespace
 where nothing else says it, and the block's key: 64 bytes."""
 MAGIC, FORMAT = b"EKVR", 1
-
-RecordId = tuple[int, bytes]
-"""Group and key."""
 
 
 def header_of(each: RecordId, record: memoryview, namespace: bytes = b"") -> bytes:

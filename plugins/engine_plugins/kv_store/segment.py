@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from engine.contracts.kv_store import RecordLayout, StoreUsage
+from engine.contracts.kv_store import RecordId, RecordLayout, StoreUsage
 
 MAGIC, FORMAT = b"EKVS", 1
 PAGE = mmap.PAGESIZE
@@ -42,7 +42,6 @@ MOST = 2**62
 CHECKERS = 8
 READERS = 2
 
-RecordId = tuple[int, bytes]
 Origin = tuple[int, int]
 """Of a copy: the number of the segment, and its epoch."""
 

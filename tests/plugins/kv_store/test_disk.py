@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.contracts.kv_store import RecordLayout, StagedStore
+from engine.contracts.kv_store import RecordId, RecordLayout, StagedStore
 from engine.testing.context import build_context
-from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance, RecordId, ids_of, record_of
+from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance, ids_of, record_of
 from engine_plugins.kv_store import disk
 from engine_plugins.kv_store.disk import DiskConfig, DiskStore
 from engine_plugins.kv_store.record_files import ABOUT, file_of, read_about

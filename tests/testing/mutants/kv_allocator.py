@@ -268,7 +268,7 @@ class EvictsTheLeased(Caching):
         lease = super().open(request_id, prefix, max_tokens)
         for pool, before in zip(self._pools, idle, strict=True):
             for block in before:
-                pool._cached.add(block, pool._tenant_of[block])
+                pool._cached.add(block, pool._cached.owner_of(block))
         return lease
 
 
@@ -281,11 +281,10 @@ class FindsTheEvicted(Caching):
 
         def evict(self, count: int) -> None:
             victims = list(self._cached)[:count]
-            held = [(block, self._tenant_of[block], self.index._content_of[block]) for block in victims]
+            contents = [self.index._content_of[block] for block in victims]
             super().evict(count)
-            for block, tenant, content in held:
+            for block, content in zip(victims, contents, strict=True):
                 self.index.add(block, *content)
-                self._tenant_of[block] = tenant
 
 
 @mutant(CachingSuite, HISTORIES)
@@ -412,7 +411,7 @@ class SkipsGaps(Caching):
 
         def evict(self, count: int) -> None:
             for block in sorted(self._cached):
-                self._cached.add(block, self._tenant_of[block])
+                self._cached.add(block, self._cached.owner_of(block))
             super().evict(count)
 
     def match_prefix(self, prefix: Prefix) -> int:
@@ -551,7 +550,7 @@ class KeepsEveryPart(Caching):
             if kept or not tokens:
                 return kept
             self.index.add(block, prefix.keys[at], (*tokens, -1 - block), None)
-            self._use(block)
+            self._use(block, prefix)
             return True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.plugins.templates.kv_store.plugin import MineStore, MineStoreConfig
-from engine.contracts.kv_store import RecordLayout
+from engine.contracts.kv_store import RecordId, RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
 from engine_plugins.kv_store.host import HostConfig, HostStore
@@ -18,8 +18,6 @@ from engine_plugins.kv_store.peer.store import PeerConfig, PeerStore
 from engine_plugins.kv_store.segment import Origin, Others, Segment
 from tests.addresses import free_addresses
 from tests.testing.mutants.mutant import OnPlugin, mutant
-
-RecordId = tuple[int, bytes]
 
 
 class Suite(OnPlugin, KVStoreConformance):

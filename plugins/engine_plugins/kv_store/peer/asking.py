@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from time import monotonic
 
+from engine.contracts.kv_store import RecordId
 from engine_plugins.kv_store.peer.greeting import ALL, NEW, Card, ItIsMe, NotWelcome, greet, prepare
 from engine_plugins.kv_store.peer.wire import (
     CREDIT,
@@ -31,7 +32,7 @@ from engine_plugins.kv_store.peer.wire import (
     receive_into,
     say,
 )
-from engine_plugins.kv_store.record_header import HEADER, RecordId, header_of
+from engine_plugins.kv_store.record_header import HEADER, header_of
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 """Between two attempts to reach an engine: twice as long after each that brought nothing."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.contracts.kv_store import Loan
+from engine.contracts.kv_store import Loan, RecordId
 from engine_plugins.kv_store.peer.greeting import ALL, Card, welcome
 from engine_plugins.kv_store.peer.wire import (
     CREDIT,
@@ -24,7 +24,7 @@ from engine_plugins.kv_store.peer.wire import (
     receive,
     receive_ids,
 )
-from engine_plugins.kv_store.record_header import RecordId, header_of
+from engine_plugins.kv_store.record_header import header_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,13 +22,12 @@ from functools import partial
 from itertools import count
 
 from engine.contracts.config import SlotConfig, at_least
-from engine.contracts.kv_store import Lender, Loan, RecordLayout, StoreUsage
+from engine.contracts.kv_store import Lender, Loan, RecordId, RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine_plugins.kv_store.peer.asking import Peer, portions
 from engine_plugins.kv_store.peer.greeting import Card, prepare, read_token
 from engine_plugins.kv_store.peer.serving import Answer, Asked, Visitor
 from engine_plugins.kv_store.peer.wire import GONE, HAVE, MOST_KNOWN, Misbehaved, say
-from engine_plugins.kv_store.record_header import RecordId
 
 MOST_VISITORS, MOST_STRANGERS = 64, 16
 """Connections of engines, and of those that have not greeted yet."""

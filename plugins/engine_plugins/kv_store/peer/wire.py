@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from engine_plugins.kv_store.record_header import RecordId
+from engine.contracts.kv_store import RecordId
 
 MESSAGE = struct.Struct("<BxHI")
 """Kind, number of ids, number of the request."""

@@ -13,7 +13,7 @@ from itertools import count
 from queue import SimpleQueue
 
 from engine.contracts.config import SlotConfig, at_least
-from engine.contracts.kv_store import RecordLayout, StoreUsage
+from engine.contracts.kv_store import RecordId, RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext, Provider
 from engine.hookspecs import hookimpl
 
@@ -47,7 +47,7 @@ class MineStore:
 
     def __init__(self, config: MineStoreConfig, context: BuildContext) -> None:
         self._most_bytes = config.max_bytes
-        self._records: dict[tuple[int, bytes], bytes] = {}
+        self._records: dict[RecordId, bytes] = {}
         self._taken = self._evicted = self._generation = 0
         self._lock = threading.Lock()
         self._jobs = count()
@@ -71,7 +71,7 @@ class MineStore:
         self._thread.submit(self._keep, (group, key), record, done, self._generation)
         return True
 
-    def _keep(self, each: tuple[int, bytes], record: memoryview, done: Callable[[], None], generation: int) -> None:
+    def _keep(self, each: RecordId, record: memoryview, done: Callable[[], None], generation: int) -> None:
         with self._lock:
             if generation == self._generation:
                 self._records[each] = bytes(record)
@@ -82,12 +82,12 @@ class MineStore:
                 self._evicted += 1
         done()
 
-    def get(self, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> int:
+    def get(self, ids: Sequence[RecordId], into: Sequence[memoryview]) -> int:
         job = next(self._jobs)
         self._thread.submit(self._read, job, ids, into)
         return job
 
-    def _read(self, job: int, ids: Sequence[tuple[int, bytes]], into: Sequence[memoryview]) -> None:
+    def _read(self, job: int, ids: Sequence[RecordId], into: Sequence[memoryview]) -> None:
         """A store that is not memory checks what it read here: length, id and checksum."""
         good = 0
         with self._lock:
