@@ -193,7 +193,8 @@ class DiskStore:
         for name in filter(NAMESPACE.fullmatch, os.listdir(self._root)):
             folder = self._root / name
             with suppress(OSError):  # somebody else uses it
-                if folder != self._folder and time.time() - folder.stat().st_mtime > UNFINISHED_S:
+                is_old = time.time() - folder.stat().st_mtime > UNFINISHED_S
+                if folder != self._folder and is_old and not folder.is_symlink():
                     remove_empty(folder)
 
     # Writing -----------------------------------------------------------------------------------------------------

@@ -203,11 +203,17 @@ def test_an_engine_starts_on_a_full_disk(suite: Suite, monkeypatch: pytest.Monke
     store.close(1.0)
 
 
-def test_a_link_in_the_place_of_a_namespace_is_refused(suite: Suite, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_namespace_is_refused(suite: Suite) -> None:
     """Its files would be found after they were forgotten, and be beyond the bound."""
-    (suite.folder / LAYOUT.namespace.hex()).symlink_to(tmp_path)
+    elsewhere = suite.folder / "elsewhere"
+    (elsewhere / "empty").mkdir(parents=True)
+    os.utime(elsewhere, (1e9, 1e9))
+    link = suite.folder / OTHER.namespace.hex()
+    link.symlink_to(elsewhere)
     with pytest.raises(ValueError, match="is a link, expected a folder; remove it"):
-        suite.staged()
+        suite.staged(OTHER)
+    suite.staged().close(1.0)
+    assert link.is_symlink() and (elsewhere / "empty").exists(), "what is behind it is not a store's"
 
 
 def test_records_are_written_at_their_second_use_where_that_is_asked(suite: Suite) -> None:
