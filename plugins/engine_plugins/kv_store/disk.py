@@ -126,9 +126,14 @@ class DiskStore:
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._layout, self._wake = layout, wake
         self._folder = self._root / layout.namespace.hex()
+        if self._folder.is_symlink():  # what lies behind it would be neither counted nor removed
+            raise ValueError(f"kv_store.disk.path={self._root}: {self._folder} is a link, expected a folder; remove it")
         self._scan()
         self._tidy()
-        self._make_folder()
+        try:
+            self._make_folder()
+        except OSError as error:  # as on a full disk: an engine starts there, too
+            self._pause(error)
         self._make_room()
 
     # What there is -----------------------------------------------------------------------------------------------
@@ -188,7 +193,8 @@ class DiskStore:
         for name in filter(NAMESPACE.fullmatch, os.listdir(self._root)):
             folder = self._root / name
             with suppress(OSError):  # somebody else uses it
-                if folder != self._folder and time.time() - folder.stat().st_mtime > UNFINISHED_S:
+                is_old = time.time() - folder.stat().st_mtime > UNFINISHED_S
+                if folder != self._folder and is_old and not folder.is_symlink():
                     remove_empty(folder)
 
     # Writing -----------------------------------------------------------------------------------------------------
@@ -234,16 +240,17 @@ class DiskStore:
                     self._keep(each, record, generation)
                 self._make_room()
         except OSError as error:
-            with self._lock:
-                self._faults += 1
-                self._paused_until = time.monotonic() + PAUSE_S
-            warnings.warn(
-                f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=1
-            )
+            self._pause(error)
         finally:
             with self._lock:
                 self._queued -= len(record)
             done()
+
+    def _pause(self, error: OSError) -> None:
+        with self._lock:
+            self._faults += 1
+            self._paused_until = time.monotonic() + PAUSE_S
+        warnings.warn(f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=2)
 
     def _keep(self, each: RecordId, record: memoryview, generation: int) -> None:
         new, target = self._new(), file_of(self._folder, each)

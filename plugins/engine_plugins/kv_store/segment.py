@@ -169,6 +169,8 @@ class Segment:
         self._is_new = not mapped.is_as_expected or max(mapped.epoch, mapped.words[LAST]) > MOST
         if self._is_new:
             self._begin_anew(file)
+        self._last = mapped.words[LAST]
+        """Number of the last record, whatever becomes of the word."""
         self._lock = threading.Lock()
         """Of headers and epoch."""
         self._writes = [0] * shape.num_slots
@@ -241,11 +243,11 @@ class Segment:
             slot, each, writes, epoch = coming
             if self._writes[slot] != writes:
                 continue
-            number = mapped.words[LAST] + 1
+            number = self._last + 1
             header = header_of(self.shape, epoch, number, each, mapped.record(slot))
             with self._lock:
                 if self._writes[slot] == writes and mapped.epoch == epoch:
-                    mapped.words[LAST] = number
+                    mapped.words[LAST] = self._last = number
                     mapped.write_header(slot, header)
                     self._enter(slot, each)
 
@@ -261,6 +263,8 @@ class Segment:
 
     def _is_entered(self, slot: int, bucket: int) -> bool:
         """Whether the table needs it in this bucket."""
+        if slot >= self.shape.num_slots:  # nothing that an engine writes
+            return False
         epoch, _, key, *_ = HEADER.unpack(self._mapped.header(slot))
         return bool(epoch) and epoch == self._mapped.epoch and self._mapped.bucket(key) == bucket
 

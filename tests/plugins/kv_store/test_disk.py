@@ -185,6 +185,37 @@ def test_on_a_full_disk_the_oldest_of_its_own_make_way(suite: Suite, monkeypatch
     store.close(1.0)
 
 
+def test_an_engine_starts_on_a_full_disk(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And writes when there is room again."""
+    ids = ids_of(4)
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="nothing is written for 30 s.*No space left"):
+        patch.setattr(Path, "mkdir", full)
+        store = suite.staged()
+    assert store.usage().faults == 1 and num_found(store, ids) == 0
+    assert not store.put(*ids[0], memoryview(record_of(ids[0])), lambda: None)
+    monkeypatch.setattr(store, "_paused_until", 0.0)
+    suite.written(store, ids)
+    assert suite.read(store, ids) == [record_of(each) for each in ids]
+    store.close(1.0)
+
+
+def test_a_link_in_the_place_of_a_namespace_is_refused(suite: Suite) -> None:
+    """Its files would be found after they were forgotten, and be beyond the bound."""
+    elsewhere = suite.folder / "elsewhere"
+    (elsewhere / "empty").mkdir(parents=True)
+    os.utime(elsewhere, (1e9, 1e9))
+    link = suite.folder / OTHER.namespace.hex()
+    link.symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="is a link, expected a folder; remove it"):
+        suite.staged(OTHER)
+    suite.staged().close(1.0)
+    assert link.is_symlink() and (elsewhere / "empty").exists(), "what is behind it is not a store's"
+
+
 def test_records_are_written_at_their_second_use_where_that_is_asked(suite: Suite) -> None:
     config = DiskConfig(path=str(suite.folder), max_bytes=1 << 20, writes="used")
     store, ids, done = DiskStore(config, build_context()), ids_of(6), threading.Semaphore(0)

@@ -14,7 +14,7 @@ from engine.contracts.kv_store import RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import LAYOUT, files_in_memory, wait_until
 from engine_plugins.kv_store.host import HostConfig, HostStore
-from engine_plugins.kv_store.segment import WIDTH, Others, Segment, Shape
+from engine_plugins.kv_store.segment import LAST, WIDTH, Others, Segment, Shape
 
 SHAPE = Shape(RecordLayout(LAYOUT.namespace, (50_000,)), 8)
 WRITER = """
@@ -147,6 +147,20 @@ def test_whatever_a_broken_engine_has_left_others_and_the_next_one_go_on() -> No
                 assert slot is None or again.memory(0)[slot * 4096 : slot * 4096 + 32] == key
             again.check()
             again.close(1.0)
+        reader.close(1.0)
+
+
+def test_an_engine_whose_table_was_damaged_goes_on_to_share() -> None:
+    with files_in_memory(2) as files:
+        writer, reader = opened(files, 0), opened(files, 1)
+        segment, others, key = writer._segment, reader.others(), key_of(0)
+        assert segment is not None and others is not None
+        damaged = segment.shape.headers - mmap.PAGESIZE
+        os.pwrite(files[0], b"\xff" * damaged, mmap.PAGESIZE)
+        os.pwrite(files[0], b"\xff" * 8, LAST * 8)
+        add(writer, key)
+        writer.close(1.0)
+        assert others.has(0, key)
         reader.close(1.0)
 
 
