@@ -28,7 +28,8 @@ def stores(*states: StoreState) -> tuple[live.Store, ...]:
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (STATE, "It pays: 4,096 tokens were loaded instead of computed, which saved 12.5 s."),
+        (STATE, "It pays: 4,096 tokens were loaded instead of computed, which saved at least 12.5 s."),
+        (replace(STATE, unpriced_tokens=4096), "Not known yet: 4,096 tokens"),
         (replace(STATE, saved_s=-1.0), "It does not pay: 4,096 tokens"),
         (replace(STATE, loaded_tokens=0), "Nothing was loaded yet"),
         (replace(STATE, loaded_tokens=0, stored_bytes=0, records=0), "Nothing is stored yet"),
