@@ -99,8 +99,8 @@ def test_engines_for_prompts_are_the_last_ones_and_need_a_store_that_engines_sha
     assert fleet(made).startswith("fleet: 3 engines (1 for prompts), each with ")
     assert [settings.role(number) for number in range(3)] == ["decode", "decode", "prefill"]
     assert [plan("fleet.replicas=2").settings.fleet.role(number) for number in range(2)] == ["both"] * 2
-    (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=1")
-    assert "kv_store=[] has none; kv_store plugins that are one: host, peer" in problem
+    (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=1", "kv_store=[host]")
+    assert "fleet.prefill=1" in problem and "kv_store=[host] has none" in problem and "shared_records" in problem
     (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=2", "kv_store=[host,peer]")
     assert "fleet.prefill=2 of fleet.replicas=2" in problem and "use fleet.replicas=3 or more" in problem
     (problem,) = refused(plan, "fleet.autoscale.max=2", "fleet.prefill=1", "kv_store=[host,peer]")

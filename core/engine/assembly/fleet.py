@@ -58,9 +58,7 @@ def in_fleet(text: str) -> str:
     return text.replace(f"{SLOT}.", f"{LAUNCH}.").replace(f"{SLOT}=", "fleet.launcher=")
 
 
-def fleet_problems(
-    chosen: list[Chosen], discovered: Discovered, settings: Settings, device: DeviceFacts, elsewhere: bool
-) -> list[str]:
+def fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts, elsewhere: bool) -> list[str]:
     """Of the engines: each is on one machine. Where the server starts them, all are on this one, and on GPUs of their
     own. ``elsewhere``: a launcher starts them."""
     if settings.gateway.targets:
@@ -69,10 +67,9 @@ def fleet_problems(
     stores = [one for one in chosen if one.slot == "kv_store"]
     if prefill and not any(SHARED in one.offer.provider.provides for one in stores):
         names = [one.offer.name for one in stores]
-        able = [each.name for each in discovered.of_slot("kv_store") if SHARED in each.provider.provides]
         return [
             f"fleet.prefill={prefill}: engines that decode need a store in which they find what others have computed, "
-            f"and kv_store=[{','.join(names)}] has none; kv_store plugins that are one: {listing(able)}"
+            f"and kv_store=[{','.join(names)}] has none; add one that provides {SHARED}"
         ]
     (config,) = (one.config for one in chosen if one.slot == SLOT)
     nodes = int(config["nodes"])

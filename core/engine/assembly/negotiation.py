@@ -40,7 +40,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     if launcher is None:
         problems += _parallel_problems(chosen, device)
     problems += _token_problems(chosen, discovered)
-    problems += fleet_problems(chosen, discovered, settings, device, elsewhere=launcher is not None)
+    problems += fleet_problems(chosen, settings, device, elsewhere=launcher is not None)
     problems += _setting_problems(settings, model)
     problems += _pool_problems(chosen, settings)
     problems += _execution_problems(chosen, settings, model, device)

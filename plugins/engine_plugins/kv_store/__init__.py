@@ -21,7 +21,6 @@ def engine_kv_store() -> list[Provider]:
             "engine_plugins.kv_store.host:HostStore",
             config=HostConfig,
             requires=FILLED,
-            provides=(SHARED,),
             doc="Blocks that leave the KV pool stay in memory of this machine (LRU).",
         ),
         Provider(

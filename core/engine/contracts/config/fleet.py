@@ -69,8 +69,8 @@ class FleetSettings:
         object.__setattr__(self, "replicas", most or self.replicas)
         if self.prefill and self.prefill >= self.replicas:
             raise ValueError(
-                f"fleet.prefill={self.prefill} of fleet.replicas={self.replicas}: expected an engine that decodes beside "
-                f"those for prompts; use fleet.replicas={self.prefill + 1} or more"
+                f"fleet.prefill={self.prefill} of fleet.replicas={self.replicas}: at least one engine has to decode; "
+                f"use fleet.replicas={self.prefill + 1} or more"
             )
         at_least("fleet.prefill", self.prefill, 0)
         if self.prefill and most is not None:
