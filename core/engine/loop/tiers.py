@@ -41,7 +41,7 @@ MEASURED_TOKENS = 256
 
 
 def prompt_ms(cost: StepCost, work: StepWork) -> float:
-    """What computing prompts takes, as far as was measured: contexts longer than those of measured steps count as these.
+    """What computing prompts takes, as far as measured: contexts longer than those of measured steps count as these.
     0: not known."""
     seen = cost.largest
     if not seen.prefill_context or seen.num_tokens < min(work.num_tokens, MEASURED_TOKENS):

@@ -76,14 +76,15 @@ async def report(engine: LiveEngine, name: str | None) -> Report:
     """Raises :class:`~engine_lab.shared.live.LiveError`."""
     mine, others = await engine.chosen(name)
     stats, plan = await mine.json("/engine/stats"), await mine.json("/engine/plan")
+    here = (await engine.fleet())[stats["engine"]]
+    if not here["ready"] and not stats.get("stores"):
+        raise LiveError(f"{engine.url}: engine {stats['engine']} is {here['state']}; ask again when it is ready")
     counted = {sample.name: int(sample.value) for sample in await metrics_of(mine) if not sample.labels}
     try:
         stores = msgspec.convert(stats["stores"], tuple[Store, ...])
     except (KeyError, msgspec.ValidationError) as error:
         raise LiveError(f"{engine.url}/engine/stats has no stores as expected of this version: {error}") from error
-    info = plan.get("engine")
-    if not info:
-        raise LiveError(f"{engine.url}: engine {stats['engine']} is starting or restarting; ask again when it is ready")
+    info = plan.get("engine") or {}
     asked, found = (counted.get(each.name, 0) for each in (declared.PREFIX_CACHE_QUERIES, declared.PREFIX_CACHE_HITS))
     kv_bytes = int(info.get("kv_bytes", 0))
     said = verdict(stores), bound(stores, kv_bytes), skips(stores)

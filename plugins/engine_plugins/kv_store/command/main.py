@@ -114,13 +114,13 @@ def _print(found: live.Report, url: str) -> None:
     loaded = {store.name: store.loaded_tokens for store in found.stores}
     tiers = {"KV pool": found.cached_tokens - sum(loaded.values()), **loaded}
     said = ", ".join(f"{name} {tokens / most:.1%}" for name, tokens in tiers.items())
-    console.print(f"{url}, engine {found.engine}", highlight=False)
-    console.print(f"{found.prompt_tokens:,} prompt tokens, cached: {said}", highlight=False)
+    console.print(f"{url}, engine {found.engine}", highlight=False, markup=False)
+    console.print(f"{found.prompt_tokens:,} prompt tokens, cached: {said}", highlight=False, markup=False)
     if found.stores:
         console.print(stores_table(found.stores))
     for line in (found.others, *found.skipped, found.verdict, f"Next bound: {found.bound}" if found.bound else ""):
         if line:
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
 
 
 def stores_table(stores: tuple[live.Store, ...]) -> Table:
