@@ -93,6 +93,14 @@ def test_what_waits_for_records_is_called_when_they_can_be_found() -> None:
     house.allocator.release(lease)
 
 
+def test_what_an_allocator_can_do_is_not_looked_up_for_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 15 us, and a prompt has thousands of blocks."""
+    house = House(FULL)
+    house.allocator.release(house.computed(LENGTH))
+    monkeypatch.delattr("engine.kv.checked_allocator.FillingAllocator")
+    assert house.tiers.reach(house.prefix()) == LENGTH
+
+
 OTHERS = pytest.mark.parametrize("other", [WINDOWED, CHUNKED, STATE], ids=lambda group: group.kind)
 
 
