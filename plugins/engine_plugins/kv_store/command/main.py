@@ -125,7 +125,7 @@ def _print(found: live.Report, url: str) -> None:
 
 def stores_table(stores: tuple[live.Store, ...]) -> Table:
     """A line for each."""
-    shown = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False, collapse_padding=True)
     shown.add_column("store", no_wrap=True)
     for column in ("records", "bytes", "of\nbound", "evicted", "faults", "tokens\nloaded", "waited\ns", "saved\ns"):
         shown.add_column(column, justify="right", no_wrap=True)
