@@ -104,6 +104,6 @@ def test_engines_for_prompts_are_the_last_ones_and_need_a_store_that_engines_sha
     assert "fleet.prefill=1" in problem and "kv_store=[host] has none" in problem
     assert problem.endswith("add one that provides shared_records")
     (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=2", "kv_store=[host,peer]")
-    assert problem == "fleet.prefill=2: expected 0 to 1"
+    assert "fleet.prefill=2 of fleet.replicas=2" in problem and "use fleet.replicas=3 or more" in problem
     (problem,) = refused(plan, "fleet.autoscale.max=2", "fleet.prefill=1", "kv_store=[host,peer]")
     assert "fleet.autoscale.max=2" in problem

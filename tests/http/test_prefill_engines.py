@@ -71,7 +71,7 @@ def test_texts_are_equal_with_an_engine_for_prompts_and_when_it_is_killed(
             assert texts(found) == expected
             for answer in found:
                 route = answer["timings"]["route"]
-                assert route["engine"] == "replica-0" and "prompt computed by replica-1" in route["reason"]
+                assert route["engine"] == "replica-0" and "prompt sent to replica-1" in route["reason"]
             assert any(answer["timings"]["loaded_tokens"] for answer in found)
             for number in range(kills):
                 while num_prompts > 4 and not (await for_prompts(server))["ready"]:

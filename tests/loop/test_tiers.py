@@ -11,6 +11,7 @@ from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import RecordLayout, StagedStore
 from engine.contracts.request import Retained
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.tiers import Tiers
@@ -20,6 +21,7 @@ from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 from engine_plugins.kv_store.host import HostConfig, HostStore
 
 BLOCK, WINDOW, LENGTH = 8, 24, 200
+UNKNOWN = StepCost(0.0, 0.0, 0)
 FULL = KVGroup(0, (0,), "full", 64, 60)
 WINDOWED = KVGroup(1, (1,), "window", 64, 60, WINDOW)
 CHUNKED = KVGroup(1, (1,), "chunked", 64, 60, WINDOW)
@@ -71,6 +73,14 @@ class House:
         slots = self.memory._groups[group]
         slots.free.append(slots.slot_of[self.keys[at + 1]])
         slots.remove(self.keys[at + 1])
+
+
+def test_what_an_allocator_can_do_is_not_looked_up_for_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 15 us, and a prompt has thousands of blocks."""
+    house = House(FULL)
+    house.allocator.release(house.computed(LENGTH))
+    monkeypatch.delattr("engine.kv.checked_allocator.FillingAllocator")
+    assert house.tiers.reach(house.prefix()) == LENGTH
 
 
 OTHERS = pytest.mark.parametrize("other", [WINDOWED, CHUNKED, STATE], ids=lambda group: group.kind)
@@ -150,9 +160,26 @@ def test_without_blocks_for_it_nothing_changes() -> None:
     house.inner.check()
 
 
+def test_what_loads_save_is_counted_once_a_step_has_shown_what_a_prompt_takes() -> None:
+    house = House(FULL)
+    house.tiers.count({"host": 20_480}, 0)
+    house.tiers.count({"host": 20_480}, 0)
+    small = StepCost(1.0, 2.0, 8, per_prefill_context_ms=3.6, largest=StepWork.chunk(3))
+    for cost in (UNKNOWN, small):
+        state = house.tiers.states(cost)[0]
+        assert (state.loaded_tokens, state.unpriced_tokens, state.saved_s) == (40_960, 40_960, 0.0)
+    measured = StepCost(10.0, 0.1, 9, per_prefill_context_ms=1e-3, largest=StepWork.chunk(512))
+    for _ in range(2):
+        state = house.tiers.states(measured)[0]
+        mean = 513 // 2  # tokens before each of that step's, and before no others'
+        assert state.unpriced_tokens == 0
+        assert house.tiers.states(measured)[0] == state
+        assert state.saved_s == pytest.approx(0.01 + 40_960 * (1e-4 + 1e-6 * mean), rel=0.01)
+
+
 def test_nothing_is_found_after_clear() -> None:
     house = House(FULL, WINDOWED)
     house.allocator.release(house.computed(LENGTH))
     house.inner.reset_cache()
     house.tiers.clear()
-    assert house.tiers.reach(house.prefix()) == 0 and house.tiers.states()[0].records == 0
+    assert house.tiers.reach(house.prefix()) == 0 and house.tiers.states(UNKNOWN)[0].records == 0

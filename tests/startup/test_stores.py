@@ -10,7 +10,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
 from engine.startup.build import build_engine
-from engine.startup.memory.fit import plan_memory
+from engine.startup.memory.fit import check_memory, plan_memory
 from engine.startup.placing import placed
 from engine.startup.stores import namespace_of
 
@@ -40,6 +40,11 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], words: str, 
     own = [each.format(folder=tmp_path / "kv", token=token) for each in overrides]
     with pytest.raises((AssemblyError, ValueError), match=words):
         build_engine(assemble([*COMMON, *own]))
+
+
+def test_a_check_refuses_stores_that_a_start_would_refuse(tmp_path: Path) -> None:
+    with pytest.raises(AssemblyError, match="disk has no memory"):
+        check_memory(assemble([*COMMON, "kv_store=[disk]", f"kv_store.disk.path={tmp_path / 'kv'}"]))
 
 
 def test_all_ranks_together_plan_for_one_bound_on_memory() -> None:

@@ -30,6 +30,7 @@ class CheckedAllocator:
     def __init__(self, allocator: KVAllocator, groups: Sequence[KVGroup], block_size: int) -> None:
         """``groups``: as the allocator was started with."""
         self._allocator = allocator
+        self._filling = allocator if isinstance(allocator, FillingAllocator) else None
         self._groups = tuple(groups)
         self._block_size = block_size
         self._holders = [[0] * group.num_blocks for group in groups]
@@ -70,12 +71,12 @@ class CheckedAllocator:
         return lease
 
     def has_block(self, group: int, key: bytes) -> bool:
-        assert isinstance(self._allocator, FillingAllocator)
-        return self._allocator.has_block(group, key)
+        assert self._filling is not None  # asked for each block of a prompt
+        return self._filling.has_block(group, key)
 
     def open_filling(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
-        assert isinstance(self._allocator, FillingAllocator)
-        lease = self._allocator.open_filling(request_id, prefix, max_tokens)
+        assert self._filling is not None
+        lease = self._filling.open_filling(request_id, prefix, max_tokens)
         if lease is None:
             return None
         full = prefix.num_tokens // self._block_size

@@ -510,7 +510,7 @@ class EngineCore:
             waiting=self._num_waiting,
             blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
-            stores=() if self._pool.tiers is None else self._pool.tiers.states(),
+            stores=() if self._pool.tiers is None else self._pool.tiers.states(self._cost.cost()),
             step_cost=self._cost_report,
         )
 

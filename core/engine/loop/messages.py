@@ -170,6 +170,8 @@ class StoreState(msgspec.Struct, frozen=True):
     """What computing ``loaded_tokens`` would have taken by the measured cost of steps, less ``load_s``."""
     skipped: dict[str, int] = {}
     """Requests that computed tokens which it had, by reason: :data:`engine.loop.staging.SKIPPED`."""
+    unpriced_tokens: int = 0
+    """Of ``loaded_tokens``, those that ``saved_s`` leaves out: no step has shown yet what computing them takes."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

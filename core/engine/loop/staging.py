@@ -14,6 +14,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 
 from engine.contracts.kv_store import RecordId, StagedStore
+from engine.contracts.step_cost import NO_WORK, StepWork
 from engine.kv.checked_memory import CheckedMemory
 from engine.plugin_guard.calls import PluginError, contract_error, quote
 
@@ -84,7 +85,10 @@ class Tally:
     load_s: float = 0.0
     """That requests waited for it, those of ``skipped`` as well."""
     saved_s: float = 0.0
-    """What computing ``loaded_tokens`` would have taken, less ``load_s``."""
+    """What computing ``loaded_tokens`` would have taken, less ``load_s``; without those of ``unpriced``."""
+    unpriced: StepWork = NO_WORK
+    """Loaded tokens of which it is not known what computing them takes, and how long requests waited for them."""
+    unpriced_s: float = 0.0
     skipped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SKIPPED, 0)))
     """Requests whose tokens it had and that computed them, by reason."""
 

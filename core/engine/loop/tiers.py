@@ -9,12 +9,13 @@ request waits (:mod:`engine.loop.staging`), with no row and no block held.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
 from engine.contracts.kv_store import KVStore, LendingStore, MemoryStore, OtherEngines, SharedStore, StagedStore
 from engine.contracts.request import StagedTokens
-from engine.contracts.step_cost import StepCost, StepWork
+from engine.contracts.step_cost import NO_WORK, StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
 from engine.loop.filling import Fill
@@ -28,7 +29,19 @@ from engine.step.plan import RecordMove
 FEWEST_TOKENS = 32
 """Less than this is computed, not read from a further store."""
 UNKNOWN_S = 5.0
-"""What it takes to compute tokens before any step was measured."""
+"""What it takes to compute tokens before that was measured."""
+MEASURED_TOKENS = 256
+"""Of a step: smaller ones say little of what a prompt takes."""
+
+
+def prompt_ms(cost: StepCost, work: StepWork) -> float:
+    """What computing prompts takes, as far as measured: contexts longer than those of measured steps count as these.
+    0: not known."""
+    seen = cost.largest
+    if not seen.prefill_context or seen.num_tokens < min(work.num_tokens, MEASURED_TOKENS):
+        return 0.0
+    most = work.num_tokens * seen.prefill_context // seen.num_tokens
+    return cost.ms(replace(work, prefill_context=min(work.prefill_context, most)))
 
 
 class Tiers:
@@ -66,8 +79,6 @@ class Tiers:
         for tally, name in zip(self._staging.tallies, further_names, strict=True):
             tally.name = name
         self.storing = Storing(self._memory, self._staging, groups, block_size, store, self._others, self._own)
-        self._cost: StepCost | None = None
-        """As it was when a request was looked at last."""
 
     # What is found -----------------------------------------------------------------------------------------------
 
@@ -101,7 +112,6 @@ class Tiers:
     def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
         """Begin to bring what the further store that reaches furthest has of a prefix, where that is sooner than to
         compute it. ``None``: nothing to wait for."""
-        self._cost = cost
         if not self._staging.stores or not prefix.keys:
             return None
         reach, size = self.reach(prefix), self._block_size
@@ -117,7 +127,7 @@ class Tiers:
             for group in self._groups
             if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
         ]
-        compute_ms = cost.ms(StepWork.chunk(end - reach, reach)) if cost.num_samples else 0.0
+        compute_ms = prompt_ms(cost, StepWork.chunk(end - reach, reach))
         read = self._staging.read(number, ids, compute_ms / 1e3 or UNKNOWN_S)
         if read is not None:
             read.first, read.compute_ms = reach, compute_ms
@@ -141,7 +151,9 @@ class Tiers:
         tally = self._staging.tallies[read.store]
         tokens, waited_ms = loaded.get(tally.name, 0), read.waited_ms
         tally.load_s += waited_ms / 1e3
-        tally.saved_s += ((read.compute_ms if tokens else 0.0) - waited_ms) / 1e3
+        tally.unpriced_s += waited_ms / 1e3
+        if tokens:
+            tally.unpriced += StepWork.chunk(tokens, read.first)
         return StagedTokens(tally.name, tokens, waited_ms, read.compute_ms)
 
     def sources(self, read: Read | None, found: int, upto: int) -> dict[str, int]:
@@ -157,9 +169,8 @@ class Tiers:
         for tally in (self._own, *self._staging.tallies):
             tally.loads += tally.name in loaded
             tally.loaded_tokens += loaded.get(tally.name, 0)
-        own = loaded.get(self._own.name, 0)
-        if own and self._cost is not None and self._cost.num_samples:
-            self._own.saved_s += self._cost.ms(StepWork.chunk(own, found)) / 1e3
+        if own := loaded.get(self._own.name, 0):
+            self._own.unpriced += StepWork.chunk(own, found)
 
     def offer_again(self, keys: Sequence[bytes]) -> None:
         """A request begins with these blocks."""
@@ -204,16 +215,21 @@ class Tiers:
         for store in (self._memory.store, *self._staging.stores):
             store.clear()
 
-    def states(self) -> tuple[StoreState, ...]:
-        """Tier by tier."""
+    def states(self, cost: StepCost) -> tuple[StoreState, ...]:
+        """Tier by tier. ``cost``: of steps, which says what loads have saved."""
         found = []
         stores, tallies = (self._memory.store, *self._staging.stores), (self._own, *self._staging.tallies)
         for store, tally in zip(stores, tallies, strict=True):
             usage = store.usage()
+            compute_ms = prompt_ms(cost, tally.unpriced) if tally.unpriced.num_tokens else 0.0
+            if compute_ms or not tally.unpriced.num_tokens:
+                tally.saved_s += compute_ms / 1e3 - tally.unpriced_s
+                tally.unpriced, tally.unpriced_s = NO_WORK, 0.0
             counts = usage.records, usage.num_bytes, usage.most_bytes, usage.evicted, usage.faults
             became = tally.loads, tally.loaded_tokens, tally.loaded_bytes, tally.stored_bytes
             times = round(tally.load_s, 6), round(tally.saved_s, 6)
-            found.append(StoreState(tally.name, *counts, *became, *times, dict(tally.skipped)))
+            skipped = dict(tally.skipped)
+            found.append(StoreState(tally.name, *counts, *became, *times, skipped, tally.unpriced.num_tokens))
         return tuple(found)
 
     def close(self, deadline_s: float) -> None:

@@ -119,7 +119,7 @@ class Dispatcher:
                     engines,
                     sent,
                     cached_tokens=cached_tokens,
-                    reason=reason if prefill is None else f"{reason}; prompt computed by {prefill.engine.id}",
+                    reason=reason if prefill is None else f"{reason}; prompt sent to {prefill.engine.id}",
                     again=again,
                     fleet=self.engines,
                     promise=job.promise,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from engine.service.allowed_words import allowed_words
 from engine.service.errors import ApiError, bad_request
 
 INT64 = 2**63 - 1
@@ -461,7 +462,7 @@ def decode(body: bytes, kind: type[T]) -> T:
             return msgspec.convert(_plain(fields, kind.verbatim), kind)
         except msgspec.ValidationError as error:
             wrong = str(error)
-    raise field_error(wrong, fields)
+    raise field_error(wrong, fields, kind)
 
 
 def _explain(error: Exception) -> str:
@@ -507,8 +508,11 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def field_error(message: str, fields: Mapping[str, msgspec.Raw] = MappingProxyType({})) -> ApiError:
-    """What msgspec says of a field, in the words of the API. ``fields``: as they came, to be shown."""
+def field_error(
+    message: str, fields: Mapping[str, msgspec.Raw] = MappingProxyType({}), kind: type[msgspec.Struct] | None = None
+) -> ApiError:
+    """What msgspec says of a field, in the words of the API. ``fields``: as they came, to be shown; ``kind``: what they
+    were to be."""
     at = _AT.search(message)
     path = at.group(1)[:128] if at else ""
     text = _AT.sub("", message)
@@ -521,5 +525,7 @@ def field_error(message: str, fields: Mapping[str, msgspec.Raw] = MappingProxyTy
         path = f"{path}.{missing.group(1)}".lstrip(".")
         return bad_request(f"Missing required field {path!r}.", path, "missing_required_parameter")
     raw = bytes(fields[path]) if path in fields else b""
+    if kind is not None and text.startswith("Invalid enum value") and (words := allowed_words(kind, path)):
+        text += f", expected one of {', '.join(words)}"
     got = f", got {raw.decode()}" if 0 < len(raw) <= 40 and "got" not in text else ""
     return bad_request(f"Invalid value for {path!r}: {text[:1].lower()}{text[1:]}{got}.", path, "invalid_value")

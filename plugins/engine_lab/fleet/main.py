@@ -108,10 +108,11 @@ def table(state: Any) -> Table:
     """The engines, a line each."""
     shown = Table(box=None, pad_edge=False)
     several = len({each["model"] for each in state["engines"]}) > 1
+    roles = len({each.get("role") for each in state["engines"]}) > 1
     here = any(each.get("pid") for each in state["engines"])
     longest = max(len(each["id"]) for each in state["engines"])
     shown.add_column("engine", overflow="fold", no_wrap=longest <= LONGEST_ID)
-    for column in (*["models"] * several, "state", "ready"):
+    for column in (*["models"] * several, *["role"] * roles, "state", "ready"):
         shown.add_column(column, overflow="fold")
     if elsewhere := any(each.get("host") for each in state["engines"]):
         shown.add_column("host", overflow="fold")
@@ -121,7 +122,12 @@ def table(state: Any) -> Table:
         load = each["load"]
         pid = [each.get("pid") or "-"] * here
         counts = (*pid, each["starts"], load["sequences"], load["queued_tokens"], load["running_tokens"])
-        words = (*[each["model"]] * several, each["state"], "yes" if each["ready"] else "no")
+        words = (
+            *[each["model"]] * several,
+            *[each.get("role", "-")] * roles,
+            each["state"],
+            "yes" if each["ready"] else "no",
+        )
         words = (*words, *[each.get("host") or "here"] * elsewhere)
         shown.add_row(each["id"], *words, *map(str, counts))
     return shown

@@ -63,6 +63,15 @@ def test_targets_of_a_gateway_keep_their_ids_whole_and_say_their_models():
     assert all(word in shown for word in ("10.0.0.12:8000 ", "models", "small", "reached"))
 
 
+def test_engines_of_two_roles_have_them_in_the_table():
+    load = {"sequences": 1, "queued_tokens": 2, "running_tokens": 3}
+    common = {"model": "m", "state": "ready", "ready": True, "pid": 4711, "starts": 1, "load": load}
+    roles = ("decode", "prefill")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table({"engines": [{"id": role[0], "role": role, **common} for role in roles]}))
+    assert [row[:3] for row in rows(console.file.getvalue())[2:]] == [[role[0], role, "ready"] for role in roles]
+
+
 def test_engines_on_other_machines_are_a_table_with_these():
     load = {"sequences": 1, "queued_tokens": 2, "running_tokens": 3}
     common = {"model": "m", "state": "serving", "ready": True, "starts": 1, "load": load}

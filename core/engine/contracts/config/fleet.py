@@ -67,7 +67,12 @@ class FleetSettings:
                 "fleet.autoscale.min is how many there are at the start"
             )
         object.__setattr__(self, "replicas", most or self.replicas)
-        between("fleet.prefill", self.prefill, 0, max(0, self.replicas - 1))
+        if self.prefill and self.prefill >= self.replicas:
+            raise ValueError(
+                f"fleet.prefill={self.prefill} of fleet.replicas={self.replicas}: at least one engine has to decode; "
+                f"use fleet.replicas={self.prefill + 1} or more"
+            )
+        at_least("fleet.prefill", self.prefill, 0)
         if self.prefill and most is not None:
             raise ValueError(
                 f"fleet.prefill={self.prefill} and fleet.autoscale.max={most}: engines of two kinds are not scaled; "

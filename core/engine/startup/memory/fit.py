@@ -17,6 +17,7 @@ from engine.startup.memory.refusal import refusal
 from engine.startup.memory.report import size
 from engine.startup.memory.weights import weight_sizes
 from engine.startup.placing import placed
+from engine.startup.stores import check_stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def check_memory(plan: EnginePlan) -> tuple[MemoryPlan, ...]:
     free = free_memory(plan.device) // plan.ranks_per_device
     try:
         bound = bind(plan)
+        check_stores(plan, bound)
         return tuple([plan_memory(plan, bound, free=free, own=own) for own in placed(plan, bound)])
     except CheckpointError as error:
         raise AssemblyError([str(error)]) from error

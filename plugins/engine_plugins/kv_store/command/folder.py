@@ -130,12 +130,12 @@ def ago(at_s: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """``1.2 GB``"""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
+    """``1.2 GiB``"""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -47,6 +47,7 @@ class Store(msgspec.Struct, frozen=True):
     load_s: float
     saved_s: float
     skipped: dict[str, int]
+    unpriced_tokens: int = 0
 
     @property
     def used(self) -> float:
@@ -67,12 +68,17 @@ class Report:
     verdict: str
     bound: str
     skipped: tuple[str, ...]
+    others: str
+    """That there are other engines, if there are."""
 
 
 async def report(engine: LiveEngine, name: str | None) -> Report:
     """Raises :class:`~engine_lab.shared.live.LiveError`."""
-    mine, _ = await engine.chosen(name)
+    mine, others = await engine.chosen(name)
     stats, plan = await mine.json("/engine/stats"), await mine.json("/engine/plan")
+    here = (await engine.fleet())[stats["engine"]]
+    if not here["ready"] and not stats.get("stores"):
+        raise LiveError(f"{engine.url}: engine {stats['engine']} is {here['state']}; ask again when it is ready")
     counted = {sample.name: int(sample.value) for sample in await metrics_of(mine) if not sample.labels}
     try:
         stores = msgspec.convert(stats["stores"], tuple[Store, ...])
@@ -82,7 +88,7 @@ async def report(engine: LiveEngine, name: str | None) -> Report:
     asked, found = (counted.get(each.name, 0) for each in (declared.PREFIX_CACHE_QUERIES, declared.PREFIX_CACHE_HITS))
     kv_bytes = int(info.get("kv_bytes", 0))
     said = verdict(stores), bound(stores, kv_bytes), skips(stores)
-    return Report(stats["engine"], asked, found, stores, kv_bytes, *said)
+    return Report(stats["engine"], asked, found, stores, kv_bytes, *said, others)
 
 
 def verdict(stores: Sequence[Store]) -> str:
@@ -95,8 +101,10 @@ def verdict(stores: Sequence[Store]) -> str:
     if not tokens:
         return "Nothing was loaded yet: no prompt began like one that the pool has forgotten."
     said = f"{tokens:,} tokens were loaded instead of computed"
-    if saved_s > 0.0:
-        return f"It pays: {said}, which saved {saved_s:,.1f} s."
+    if tokens == sum(store.unpriced_tokens for store in stores):
+        return f"Not known yet: {said}, and this engine has computed no long prompt that shows what it takes."
+    if saved_s >= 0.0:
+        return f"It pays: {said}, which saved at least {saved_s:,.1f} s."
     return f"It does not pay: {said}, which cost {-saved_s:,.1f} s more than computing."
 
 

@@ -70,7 +70,7 @@ def table(found: list[Namespace]) -> Table:
     shown = Table(box=None, pad_edge=False)
     for column in ("namespace", "model"):
         shown.add_column(column, overflow="fold")
-    for column in ("records", "bytes", "last used", "first used"):
+    for column in ("records", "bytes", "last used", "oldest use"):
         shown.add_column(column, justify="right", no_wrap=True)
     for one in found:
         about = one.about
@@ -114,24 +114,24 @@ def _print(found: live.Report, url: str) -> None:
     loaded = {store.name: store.loaded_tokens for store in found.stores}
     tiers = {"KV pool": found.cached_tokens - sum(loaded.values()), **loaded}
     said = ", ".join(f"{name} {tokens / most:.1%}" for name, tokens in tiers.items())
-    console.print(f"{url}, engine {found.engine}", highlight=False)
-    console.print(f"{found.prompt_tokens:,} prompt tokens, cached: {said}", highlight=False)
+    console.print(f"{url}, engine {found.engine}", highlight=False, markup=False)
+    console.print(f"{found.prompt_tokens:,} prompt tokens, cached: {said}", highlight=False, markup=False)
     if found.stores:
         console.print(stores_table(found.stores))
-    for line in (*found.skipped, found.verdict, f"Next bound: {found.bound}" if found.bound else ""):
+    for line in (found.others, *found.skipped, found.verdict, f"Next bound: {found.bound}" if found.bound else ""):
         if line:
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
 
 
 def stores_table(stores: tuple[live.Store, ...]) -> Table:
     """A line for each."""
-    shown = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False, collapse_padding=True)
     shown.add_column("store", no_wrap=True)
-    for column in ("records", "bytes", "of bound", "evicted", "faults", "tokens\nloaded", "waited", "saved"):
+    for column in ("records", "bytes", "of\nbound", "evicted", "faults", "tokens\nloaded", "waited\ns", "saved\ns"):
         shown.add_column(column, justify="right", no_wrap=True)
     for store in stores:
         counts = f"{store.evicted:,}", f"{store.faults:,}", f"{store.loaded_tokens:,}"
-        times = f"{store.load_s:,.1f} s", f"{store.saved_s:,.1f} s"
+        times = f"{store.load_s:,.1f}", f"{store.saved_s:,.1f}"
         shown.add_row(store.name, f"{store.records:,}", size(store.num_bytes), f"{store.used:.0%}", *counts, *times)
     return shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,10 @@ from tests.lab.fleet.test_main import served
 from engine.cli.main import main
 from engine.loop.messages import EngineStats, StoreState
 from engine.loop.staging import SKIPPED
+from engine_lab.shared.live import LiveError
 from engine_plugins.kv_store.command import live
 from engine_plugins.kv_store.command.folder import FolderError
+from engine_plugins.kv_store.command.main import _print
 
 STATE = StoreState(
     "host", 100, 900, 1000, 7, 0, loads=3, loaded_tokens=4096, stored_bytes=5000, saved_s=12.5,
@@ -28,7 +31,8 @@ def stores(*states: StoreState) -> tuple[live.Store, ...]:
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (STATE, "It pays: 4,096 tokens were loaded instead of computed, which saved 12.5 s."),
+        (STATE, "It pays: 4,096 tokens were loaded instead of computed, which saved at least 12.5 s."),
+        (replace(STATE, unpriced_tokens=4096), "Not known yet: 4,096 tokens"),
         (replace(STATE, saved_s=-1.0), "It does not pay: 4,096 tokens"),
         (replace(STATE, loaded_tokens=0), "Nothing was loaded yet"),
         (replace(STATE, loaded_tokens=0, stored_bytes=0, records=0), "Nothing is stored yet"),
@@ -59,6 +63,29 @@ def test_a_server_is_asked_and_filled(tmp_path: Path, capsys) -> None:
         assert main(["kv", "warm", str(file), server.url]) == 1
         shown = capsys.readouterr()
         assert "2 prompts" in shown.out and "1 failed" in shown.out and "prompt 3: 400" in shown.err
+
+
+def test_an_engine_that_is_starting_is_not_said_to_have_no_stores() -> None:
+    class Server:
+        url = "http://here"
+
+        async def chosen(self, name: str | None) -> tuple[Server, str]:
+            return self, ""
+
+        async def fleet(self) -> dict[str, dict[str, object]]:
+            return {"a": {"state": "restarting", "ready": False}}
+
+        async def json(self, path: str) -> dict[str, object]:
+            return {"engine": "a"}
+
+    with pytest.raises(LiveError, match="engine a is restarting; ask again when it is ready"):
+        asyncio.run(live.report(Server(), None))  # type: ignore[arg-type]
+
+
+def test_words_in_brackets_are_printed(capsys) -> None:
+    found = live.Report("a", 0, 0, (), 0, live.verdict(()), "", (), "")
+    _print(found, "http://here")
+    assert "kv_store=[host] keeps" in capsys.readouterr().out
 
 
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path) -> None:
