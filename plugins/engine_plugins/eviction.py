@@ -5,7 +5,8 @@ At each eviction the item that has not been used for longest, of those that are 
 owner's retained items are the last of that owner's to go. So every owner has as many items as it would have without
 retention, and those of others are the same: retaining locks nothing, and takes nothing from anybody else.
 
-While nothing is retained all of it is an ordered dictionary.
+While nothing is retained all of it is an ordered dictionary. The first item that is retained, and the last that is
+not any more, cost a pass over all items.
 """
 
 from __future__ import annotations
