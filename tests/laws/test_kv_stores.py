@@ -15,6 +15,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop import pool
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
@@ -456,7 +457,8 @@ def test_siblings_that_may_not_run_yet_do_not_keep_the_loop_awake(references: Re
     core.take_stored()
     empty_pool(core)
     memory.clear()
-    core._cost.cost = lambda: Slow()  # type: ignore[method-assign, assignment, return-value]
+    slow = StepCost(10_000.0, 0.0, 1, largest=StepWork.chunk(4096))  # any read is worth while
+    core._cost.cost = lambda: slow  # type: ignore[method-assign]
     last = reference.turns("then")[-1]
     for number in range(4):
         core.submit(EngineRequest(f"{number}", last.prompt, last.sampling, group="one"))
@@ -464,15 +466,6 @@ def test_siblings_that_may_not_run_yet_do_not_keep_the_loop_awake(references: Re
     assert store.reads and not core._ledger
     assert core.rest_s() > 1.0
     core.close()
-
-
-class Slow:
-    """Step costs that make any read worth while."""
-
-    num_samples = 1
-
-    def ms(self, work: object) -> float:
-        return 10_000.0
 
 
 def test_the_records_of_the_last_step_reach_the_disk(references: References, tmp_path: Path) -> None:
