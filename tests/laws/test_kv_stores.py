@@ -15,6 +15,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout, StagedStore, StoreUsage
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.step_cost import StepWork
 from engine.loop import pool
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
@@ -467,7 +468,7 @@ def test_siblings_that_may_not_run_yet_do_not_keep_the_loop_awake(references: Re
 class Slow:
     """Step costs that make any read worth while."""
 
-    num_samples = 1
+    num_samples, largest = 1, StepWork.chunk(512)
 
     def ms(self, work: object) -> float:
         return 10_000.0
