@@ -42,16 +42,25 @@ async def for_prompts(server: Running) -> dict[str, Any]:
     return engine
 
 
-@pytest.mark.parametrize(("num_prompts", "kills"), [(4, 1), pytest.param(50, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("store", "num_prompts", "kills"),
+    [
+        ("host", 4, 1),
+        pytest.param("host", 50, 3, marks=pytest.mark.slow),
+        pytest.param("peer", 50, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_texts_are_equal_with_an_engine_for_prompts_and_when_it_is_killed(
-    num_prompts: int, kills: int, tmp_path: Path
+    store: str, num_prompts: int, kills: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "token").write_text("t" * 32)
-    overrides = (
+    overrides = [
         "fleet.replicas=2", "fleet.prefill=1", "fleet.prefill_tokens=32",
-        "kv_store=[host,peer]", "kv_store.host.max_bytes=67108864",
-        f"kv_store.peer.peers=[{','.join(free_addresses(2))}]", f"kv_store.peer.token_file={tmp_path / 'token'}",
-    )  # fmt: skip
+        "kv_store=[host]", "kv_store.host.max_bytes=67108864",
+    ]  # fmt: skip
+    if store == "peer":
+        (tmp_path / "token").write_text("t" * 32)
+        overrides += ["kv_store=[host,peer]", f"kv_store.peer.token_file={tmp_path / 'token'}"]
+        overrides += [f"kv_store.peer.peers=[{','.join(free_addresses(2))}]"]
 
     async def run() -> None:
         async with serving(*overrides) as server:

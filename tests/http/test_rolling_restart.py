@@ -16,6 +16,7 @@ from engine.http.server import Server
 from engine.service.start_check import load_tokenizer
 from engine.startup.process import ProcessEngineClient
 from engine.startup.replicas import engine_id, with_memory
+from engine.startup.segments import ServerMemory
 
 from .fakes import Running, events_of
 
@@ -32,7 +33,8 @@ async def serving(*overrides: str) -> AsyncIterator[Running]:
     """A server and its engine processes, until a signal has ended it."""
     plan, lines = with_memory(assemble([*OVERRIDES, *overrides])), list[str]()
     names = [engine_id(plan, each) for each in range(plan.settings.fleet.replicas)]
-    clients = {name: ProcessEngineClient(plan) for name in names}
+    memory = ServerMemory(plan)
+    clients = {name: ProcessEngineClient(plan, segments=memory.of(at)) for at, name in enumerate(names)}
     server = Server(plan, clients, bind_api(plan).router, [], load_tokenizer(plan), say=lines.append)
     ended = asyncio.create_task(server.run())
     while not any(line.startswith("ready: ") for line in lines):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup, Lease, Prefix
-from engine.contracts.kv_store import RecordLayout
+from engine.contracts.kv_store import RecordLayout, StagedStore
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
@@ -29,7 +31,7 @@ STATE = KVGroup(1, (1,), "state", 64, 60)
 class House:
     """An allocator, memory, and one text."""
 
-    def __init__(self, *groups: KVGroup) -> None:
+    def __init__(self, *groups: KVGroup, further: Sequence[StagedStore] = ()) -> None:
         self.groups = groups
         allocator = PrefixCacheAllocator(KVAllocatorConfig(block_size=BLOCK), build_context(block_size=BLOCK))
         allocator.start(groups)
@@ -38,8 +40,9 @@ class House:
         self.memory.open(RecordLayout(bytes(32), (4096,) * len(groups)), lambda: None)
         self.stored: list[RecordMove] = []
         checked = CheckedMemory(self.memory, (4096,) * len(groups))
-        staging = Staging(checked, [], (4096,) * len(groups), lambda: 0.0)
-        self.tiers = Tiers(["host"], checked, staging, self.allocator, groups, BLOCK, self.store)
+        staging = Staging(checked, further, (4096,) * len(groups), lambda: 0.0)
+        names = ["host", *("further" for _ in further)]
+        self.tiers = Tiers(names, checked, staging, self.allocator, groups, BLOCK, self.store)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 
@@ -118,6 +121,29 @@ def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_
         others = [at[bytes([name])] for name in (2, 3)] if group == 0 else []
         expected = [at[key] for key in reversed(house.keys[9:])] + others + [at[key] for key in house.keys[8:0:-1]]
         assert [order.pop() for _ in range(len(order))] == expected
+
+
+def test_a_store_that_wants_what_is_used_again_is_offered_at_once_what_is_to_stay() -> None:
+    class SecondSight:
+        def __init__(self) -> None:
+            self.seen: list[bytes] = []
+            self.kept: list[bytes] = []
+
+        def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+            wanted = key in self.seen
+            (self.kept if wanted else self.seen).append(key)
+            if wanted:
+                done()
+            return wanted
+
+        def poll(self) -> list[tuple[int, int]]:
+            return []
+
+    store = cast(Any, SecondSight())
+    house = House(FULL, further=[store])
+    house.allocator.release(house.computed(LENGTH, words=((8 * BLOCK, 300.0),)))
+    house.tiers.poll()
+    assert store.kept == [*house.keys[1:9]]
 
 
 @OTHERS

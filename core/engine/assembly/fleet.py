@@ -10,7 +10,7 @@ from engine.assembly.compose.selection import Selection
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import listing, nearest
 from engine.contracts.config import ParallelismConfig, Settings
-from engine.contracts.kv_store import SHARED
+from engine.contracts.kv_store import SHARED, SHARED_HERE
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.parallelism import ENGINES, ENGINES_HERE
 from engine.plugin_guard.calls import error_line
@@ -64,14 +64,16 @@ def fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts
     if settings.gateway.targets:
         return ["gateway.targets: servers elsewhere are for engine gateway; leave it out"]
     replicas, prefill = settings.fleet.replicas, settings.fleet.prefill
+    (config,) = (one.config for one in chosen if one.slot == SLOT)
+    each = int(config["tp"]) * int(config["pp"]) * int(config["pcp"])
     stores = [one for one in chosen if one.slot == "kv_store"]
-    if prefill and not any(SHARED in one.offer.provider.provides for one in stores):
+    shared = {SHARED} if elsewhere or each > 1 else {SHARED, SHARED_HERE}
+    if prefill and not any(shared.intersection(one.offer.provider.provides) for one in stores):
         names = [one.offer.name for one in stores]
         return [
             f"fleet.prefill={prefill}: engines that decode need a store in which they find what others have computed, "
-            f"and kv_store=[{','.join(names)}] has none; add one that provides {SHARED}"
+            f"and kv_store=[{','.join(names)}] has none; add one that provides {' or '.join(sorted(shared))}"
         ]
-    (config,) = (one.config for one in chosen if one.slot == SLOT)
     nodes = int(config["nodes"])
     if elsewhere:
         why = f"fleet.launcher={settings.fleet.launcher}: an engine is on one machine, and parallelism.nodes={nodes}"
@@ -80,7 +82,6 @@ def fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts
         return []
     if nodes > 1:
         return [f"fleet.replicas={replicas}: engines side by side are on one machine, and parallelism.nodes={nodes}"]
-    each = int(config["tp"]) * int(config["pp"]) * int(config["pcp"])
     if device.kind != "cuda" or replicas * each <= device.count or config["share_devices"]:
         return []
     return [

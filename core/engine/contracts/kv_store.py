@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 SHARED = "shared_records"
-"""Capability of stores in which one engine finds what another one has just computed."""
+"""Capability of stores in which one engine finds what another one has just computed, wherever it runs."""
+SHARED_HERE = "shared_memory"
+"""The same, of engines of one rank each that a server starts on its own machine (:class:`SharedStore`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,9 @@ class Tiers:
             slots = [slot for slot in places[: num_tokens // size] if slot is not None]
             if slots:
                 self._memory.retain(prefix.keys[0], group, slots, seconds)
+        if words:  # stores that want only what is used again want these at once
+            most = max(num_tokens for num_tokens, _ in words)
+            self._staging.use(group, prefix.keys[1 : most // size + 1])
 
     def clear(self) -> None:
         """No record may be found again."""

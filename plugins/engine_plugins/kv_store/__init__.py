@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.contracts.command import CommandProvider
-from engine.contracts.kv_store import SHARED
+from engine.contracts.kv_store import SHARED, SHARED_HERE
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.kv_store.disk import DiskConfig
@@ -21,6 +21,7 @@ def engine_kv_store() -> list[Provider]:
             "engine_plugins.kv_store.host:HostStore",
             config=HostConfig,
             requires=FILLED,
+            provides=(SHARED_HERE,),
             doc="Blocks that leave the KV pool stay in memory of this machine (LRU).",
         ),
         Provider(
