@@ -55,6 +55,16 @@ def empty(core: EngineCore, memory: bool) -> None:
         pool.tiers._memory.store.clear()
 
 
+def wait_for_files(core: EngineCore) -> None:
+    """They are written behind: until none has come for two seconds."""
+    records, since_s = -1, time.monotonic()
+    while time.monotonic() - since_s < 2.0:
+        core.take_stored()
+        if (now := core.stats().stores[1].records) != records:
+            records, since_s = now, time.monotonic()
+        time.sleep(0.01)
+
+
 def drop(files: list[Path]) -> None:
     """From the system's page cache."""
     for file in files:
@@ -118,11 +128,12 @@ def measure(flags: argparse.Namespace, folder: Path) -> None:
         ("disk, warm", lambda files: empty(core, memory=True)),
         ("disk, cold", lambda files: (empty(core, memory=True), drop(files))[0]),
     ]
+    wait_for_files(core)
     before = {file for file in (folder / "kv").rglob("*") if file.is_file()}
     for round_ in range(flags.rounds):
         prompt = new_prompt()
         timed("computed", ttft_ms(core, f"computed{round_}", prompt))
-        time.sleep(2.0)  # files are written behind
+        wait_for_files(core)
         own = sorted({file for file in (folder / "kv").rglob("*") if file.is_file()} - before)
         before |= {*own}
         num_bytes = sum(file.stat().st_size for file in own)
