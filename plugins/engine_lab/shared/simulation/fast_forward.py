@@ -22,12 +22,16 @@ MOST_STEPS = 64
 """Of one leap: most end early, when a request arrives."""
 
 
+ANY = 1 << 24
+"""Tokens: no step has more."""
+
+
 class KnownCost(StepCostModel):
-    """What steps cost is known from the start, and does not change."""
+    """What steps of any size cost is known from the start, and does not change."""
 
     def __init__(self, cost: StepCost) -> None:
         super().__init__()
-        self._known = cost
+        self._known = replace(cost, largest=StepWork.chunk(ANY))
 
     def observe(self, *step: object) -> None: ...
 
