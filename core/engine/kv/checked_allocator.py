@@ -31,6 +31,7 @@ class CheckedAllocator:
         """``groups``: as the allocator was started with."""
         self._allocator = allocator
         self._filling = allocator if isinstance(allocator, FillingAllocator) else None
+        self._retaining = allocator if isinstance(allocator, RetainingAllocator) else None
         self._groups = tuple(groups)
         self._block_size = block_size
         self._holders = [[0] * group.num_blocks for group in groups]
@@ -97,11 +98,11 @@ class CheckedAllocator:
 
     @property
     def retains(self) -> bool:
-        return isinstance(self._allocator, RetainingAllocator)
+        return self._retaining is not None
 
     def retain(self, prefix: Prefix, seconds: float) -> None:
-        assert isinstance(self._allocator, RetainingAllocator)
-        self._allocator.retain(prefix, seconds)
+        assert self._retaining is not None
+        self._retaining.retain(prefix, seconds)
 
     def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> tuple[int, ...]:
         needed = self._allocator.blocks_needed(lease, num_tokens, max_tokens)

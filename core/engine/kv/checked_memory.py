@@ -29,11 +29,12 @@ class CheckedMemory:
         """By group and slot: the record that was published there last."""
         self.memory = store.memory
         self.find = store.find
+        self._retaining = store if isinstance(store, RetainingStore) else None
 
     def touch(self, tenant: bytes, group: int, slots: Sequence[int], seconds: float = 0.0) -> None:
         """As :meth:`RetainingStore.retain` where the store does that, else as :meth:`MemoryStore.use`."""
-        if isinstance(self.store, RetainingStore):
-            self.store.retain(tenant, group, slots, seconds)
+        if self._retaining is not None:
+            self._retaining.retain(tenant, group, slots, seconds)
         else:
             self.store.use(group, slots)
 
