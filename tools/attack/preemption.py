@@ -1,10 +1,11 @@
 """Requests that take each other's KV blocks: a pool far smaller than what runs at once needs.
 
-The same requests, greedy and sampled, go to a server with an ample pool first. Bar: at least ``--count`` preemptions,
-every output equal to that of the ample pool, no error, every block free afterwards. Tokens that were computed twice are
-reported: with ``kv_store=[host]`` those of a block that was not full yet are left.
+The same requests, greedy and sampled, go to a server with an ample pool first; the other's holds two of the longest
+texts. Bar: at least ``--count`` preemptions, every output equal to that of the ample pool, no error, every block free
+afterwards. Tokens that were computed twice are reported: with ``kv_store=[host]`` those of a block that was not full
+yet are left.
 
-    python -m tools.attack.preemption --count 500 [kv_store=[host]]
+    python -m tools.attack.preemption --count 500 [--longest 1024] [kv_store=[host]]
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from tools.attack.harness import Row, Target, arguments, run, serve, token_ids
 from engine.counters.declared import PREEMPTIONS, STEP_TOKENS
 
 LONGEST = 256
-AMPLE = (f"model.max_len={LONGEST}",)
-SMALL = (*AMPLE, f"memory.kv_tokens={2 * LONGEST}")
 REQUESTS = 48
 MOST_WAVES = 200
 
 
-def requests(seed: int) -> list[dict[str, Any]]:
-    """Every second one is sampled: a seed gives one output, whoever runs beside it."""
+def requests(seed: int, longest: int = LONGEST) -> list[dict[str, Any]]:
+    """Texts of up to ``longest`` tokens; every second is sampled: a seed gives one output, whoever runs beside it."""
     rng = random.Random(seed)
     made = []
     for i in range(REQUESTS):
-        body = {"prompt": token_ids(rng, rng.randint(5, 60)), "max_tokens": rng.randint(60, 150), "seed": i}
+        prompt, output = rng.randint(longest // 50, longest // 4), rng.randint(longest // 4, longest * 3 // 5)
+        body = {"prompt": token_ids(rng, prompt), "max_tokens": output, "seed": i}
         made.append(body | {"temperature": i % 2, "ignore_eos": True, "n": rng.choice((1, 1, 2))})
     return made
 
@@ -68,16 +68,17 @@ async def attack(
 
 
 async def main(options: argparse.Namespace) -> list[Row]:
-    bodies = requests(options.seed)
-    async with serve(*AMPLE, *options.overrides) as ample:
+    bodies = requests(options.seed, options.longest)
+    overrides = (f"model.max_len={options.longest}", *options.overrides)
+    async with serve(*overrides) as ample:
         before = await ample.counter(STEP_TOKENS.name)
         expected = [answer.text for answer in await wave(ample, bodies, "")]
         once = await ample.counter(STEP_TOKENS.name) - before
         if await ample.counter(PREEMPTIONS):
             raise SystemExit("error: the pool of the server to compare with is too small")
-    async with serve(*SMALL, *options.overrides) as target:
+    async with serve(f"memory.kv_tokens={2 * options.longest}", *overrides) as target:
         return await attack(target, expected, bodies, options.count, once)
 
 
 if __name__ == "__main__":
-    sys.exit(run(arguments(__doc__, url=False, count=500).parse_args(), main))
+    sys.exit(run(arguments(__doc__, url=False, count=500, longest=LONGEST).parse_args(), main))
