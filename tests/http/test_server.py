@@ -58,6 +58,7 @@ ROUTES = [
     ("GET", "/metrics"),
     ("GET", "/engine/plan"),
     ("GET", "/engine/latency"),
+    ("GET", "/engine/history"),
     ("GET", "/engine/stats"),
     ("GET", "/engine/expert_load"),
     ("GET", "/engine/fleet"),
@@ -265,7 +266,7 @@ async def test_whatever_is_said_of_an_engine_names_it() -> None:
         async def said(path: str) -> Any:
             return json.loads((await server.get(path))[2])
 
-        for path in ("/ready", "/engine/stats", "/engine/latency", "/engine/counters"):
+        for path in ("/ready", "/engine/stats", "/engine/latency", "/engine/history", "/engine/counters"):
             assert (await said(path))["engine"] == "default", path
         assert (await said("/engine/plan"))["id"] == "default"
         (request,) = (await said("/engine/requests"))["requests"]

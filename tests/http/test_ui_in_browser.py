@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.events import Chunk, StepEvent
+from engine.contracts.config import SloClass, SloSettings
+from engine.contracts.events import Chunk, FirstTokenEvent, StepEvent
 from engine.loop.messages import StepOutputs
+from engine.service.history import MOST_PERIODS, PERIOD_S, History
 
 from ..needs import needs_browser
 from ..service.fakes import Script, in_loop, says
 from .browser import Tab, chromium, opened
-from .fakes import Running, running
+from .fakes import Running, chat, running
 from .routes.test_fleet import two
 from .test_findings import offer
 
 pytestmark = needs_browser
+CHAT = "/v1/chat/completions"
 HELLO = says("Hello world")
 HOSTILE = '<img src=x onerror="alert(1)"> `a` <script>alert(2)</script>'
 
@@ -129,13 +132,13 @@ async def test_a_new_chat_begins_empty_while_an_answer_comes(devtools: str) -> N
 
 
 @in_loop
-@pytest.mark.parametrize("name", ["constructor", "chat/%", "nowhere/%E0"])
-async def test_odd_addresses_lead_to_the_chat(devtools: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["constructor", "overview/%", "nowhere/%E0"])
+async def test_odd_addresses_lead_to_the_overview(devtools: str, name: str) -> None:
     async with page(devtools) as (tab, _):
         await tab.js("location.hash = '#requests'")
         await tab.until("document.title.startsWith('Requests')")
         await tab.js(f"location.hash = '#{name}'")
-        assert await tab.until("document.title.startsWith('Chat')")
+        assert await tab.until("document.title.startsWith('Overview')")
 
 
 @in_loop
@@ -143,7 +146,7 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str) ->
     async with page(devtools) as (tab, server):
         offer(server, "finds_waiting_rows")
         await tab.js("document.activeElement.blur()")
-        await tab.press("5")
+        await tab.press("3")
         await tab.until("document.querySelector('.findings button')")
         assert await tab.text(".findings button") == "Run look"
         await tab.js("document.querySelector('.findings button').focus()")
@@ -161,6 +164,8 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str) ->
 
 
 CHOICE = "document.querySelector('#engines select')"
+CLASSES = "document.querySelector('.head select')"
+ENDED = "[aria-label=Requests]"
 
 
 @in_loop
@@ -177,18 +182,18 @@ async def test_of_several_engines_every_screen_shows_the_one_that_is_chosen(devt
         await tab.until("document.querySelectorAll('.live a').length === 1")
         await tab.js("document.activeElement.blur()")
         await tab.press("2")
-        await tab.until("document.querySelectorAll('.requests tbody tr').length === 1")
-        first = await tab.js("document.querySelector('.requests tbody tr').dataset.id")
+        await tab.until(f"document.querySelectorAll('{ENDED} tbody tr').length === 1")
+        first = await tab.js(f"document.querySelector('{ENDED} tbody tr').dataset.id")
         await tab.until(f"{CHOICE}.options[0].text === 'a: engine dead'")
         await tab.js(f"{CHOICE}.value = 'b'; {CHOICE}.dispatchEvent(new Event('change'))")
         await tab.until(
-            f"![null, undefined, '{first}'].includes(document.querySelector('.requests tr[data-id]')?.dataset.id)"
+            f"![null, undefined, '{first}'].includes(document.querySelector('{ENDED} tr[data-id]')?.dataset.id)"
         )
-        assert await tab.js("document.querySelectorAll('.requests tbody tr').length") == 1
-        await tab.js("document.querySelector('.requests tbody a').click()")
-        await tab.until("document.querySelector('.figures')")
-        assert "Engineb" in await tab.text(".figures")
-        for number, path in ((3, "engine/latency"), (4, "engine/plan")):
+        assert await tab.js(f"document.querySelectorAll('{ENDED} tbody tr').length") == 1
+        await tab.js(f"document.querySelector('{ENDED} tbody a').click()")
+        await tab.until(f"document.querySelector('{ENDED} .figures')")
+        assert "Engineb" in await tab.text(f"{ENDED} .figures")
+        for number, path in ((1, "engine/latency"), (4, "engine/plan")):
             asked = len(tab.urls)
             await tab.press(str(number))
             while not any(f"{path}?engine=b" in url for url in tab.urls[asked:]):
@@ -205,7 +210,7 @@ async def test_one_engine_leaves_nothing_to_choose(devtools: str) -> None:
         while not any(url.endswith("engine/fleet") for url in tab.urls):
             await asyncio.sleep(0.01)
         await tab.js("document.activeElement.blur()")
-        for number, name in ((2, "Requests"), (3, "Latency"), (4, "Plan")):
+        for number, name in ((2, "Requests"), (1, "Overview"), (4, "Plan")):
             await tab.press(str(number))
             await tab.until(f"document.querySelector('nav [aria-current]').textContent === '{name}'")
         await tab.until("document.querySelectorAll('.slots tr').length > 1")
@@ -218,7 +223,7 @@ async def test_every_screen_fits_a_narrow_window_and_opens_by_its_number(devtool
     async with page(devtools) as (tab, _):
         await tab.js("document.activeElement.blur()")
         await tab.resize(400, 800)
-        for number, name in enumerate(("Chat", "Requests", "Latency", "Plan", "Findings"), 1):
+        for number, name in enumerate(("Overview", "Requests", "Findings", "Plan", "Chat"), 1):
             await tab.press(str(number))
             await tab.until(f"document.querySelector('nav [aria-current]').textContent === '{name}'")
             assert (
@@ -250,28 +255,29 @@ async def test_the_key_is_asked_for_and_stays_in_the_tab(devtools: str) -> None:
 
 
 @in_loop
-async def test_twenty_thousand_samples_are_drawn(devtools: str) -> None:
-    script = """(async () => {
-      const { Samples, COLUMNS, MOST } = await import('/ui/samples.js');
-      const { latencyScreen } = await import('/ui/latency.js');
-      const samples = new Samples();
-      for (let at = 0; at < MOST; at++)
-        samples.add(1.7e9 + at, Object.fromEntries(COLUMNS.map((name, i) => [name, 50 + i + 40 * Math.sin(at / 70)])));
-      const screen = latencyScreen(samples);
-      document.getElementById('main').replaceChildren(screen.element);
-      screen.element.querySelectorAll('input')[2].click();
-      const took = [];
-      for (let i = 0; i < 10; i++) {
-        const begun = performance.now();
-        screen.draw();
-        await new Promise(requestAnimationFrame);
-        took.push(performance.now() - begun);
-      }
-      const inked = [...document.querySelectorAll('canvas')].map((canvas) =>
-        canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0));
-      return { inked, points: samples.at.length, median: took.sort((a, b) => a - b)[5] };
-    })()"""
-    async with page(devtools) as (tab, _):
-        found = await tab.js(script)
-        assert found["points"] == 20_000 and found["inked"] == [True] * 5
-        print(f"five plots of 20,000 samples, median frame: {found['median']:.1f} ms")
+async def test_the_page_opens_on_the_last_hour_its_targets_and_the_slowest_requests(devtools: str) -> None:
+    chat_class = SloClass(ttft_ms=150.0, itl_ms=30.0)
+    async with running(HELLO, slo=SloSettings({"chat": chat_class, "code": SloClass(ttft_ms=900.0)})) as server:
+        for slo_class in ("chat", "chat", "code"):
+            assert (await server.post(CHAT, chat(), f"X-SLO-Class: {slo_class}"))[0] == 200
+        engine = server.server.state.engine
+        hour = [FirstTokenEvent(at * PERIOD_S, "r", 50.0 + at % 70, slo_class="chat") for at in range(MOST_PERIODS)]
+        engine.history = History(lambda: (MOST_PERIODS - 0.5) * PERIOD_S)
+        engine.history.add(hour)
+        async with opened(devtools, f"{server.url}/ui/") as tab:
+            await tab.until("document.querySelectorAll('section:not([hidden]) .requests tbody tr').length === 3")
+            assert await tab.js("document.title") == "Overview · engine"
+            figures = await tab.text(".now")
+            assert "Slowest TTFT" in figures and "Errors0" in figures
+            await tab.js("document.querySelectorAll('.choice input')[2].click()")
+            pixels = "canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data"
+            inked = f"[...document.querySelectorAll('canvas')].map((canvas) => {pixels}.some((value) => value > 0))"
+            assert await tab.js(inked) == [True] * 6
+            await tab.js(f"{CLASSES}.value = 'chat'; {CLASSES}.dispatchEvent(new Event('change'))")
+            await tab.until("document.querySelectorAll('section:not([hidden]) .requests tbody tr').length === 2")
+            assert "target 150 ms" in await tab.text(".plot")
+            asked = len(tab.urls)
+            while not any("engine/history?since=" in url for url in tab.urls[asked:]):
+                await asyncio.sleep(0.01)
+            assert not any("since=0&" in url for url in tab.urls[asked:]), "what is known is not asked for again"
+            assert tab.messages == []

@@ -170,6 +170,18 @@ def test_the_requests_of_one_engine_can_be_asked_for() -> None:
     assert len(waterfalls.recent(9)) == 6 and waterfalls.recent(9, "c") == []
 
 
+def test_the_requests_that_took_longest_can_be_asked_for() -> None:
+    waterfalls = Waterfalls()
+    took = [(30.0, "chat"), (900.0, "chat"), (50.0, "code"), (400.0, "chat")]
+    waterfalls.add([request(f"r{at}", at, e2e_ms=ms, slo_class=name) for at, (ms, name) in enumerate(took)])
+
+    def asked(**by: Any) -> list[str]:
+        return [found.request.request_id for found in waterfalls.recent(2, **by)]
+
+    assert asked(order="total") == ["r1", "r3"] and asked() == ["r3", "r2"]
+    assert asked(order="total", since_s=2.0) == ["r3", "r2"] and asked(slo_class="code") == ["r2"]
+
+
 def test_a_chrome_trace_has_a_track_for_the_steps_of_each_engine() -> None:
     elsewhere = [msgspec.structs.replace(each, engine="other") for each in STEPS[:2]]
     tracks = chrome(*STEPS, *elsewhere, request("cmpl-a-0"), request("cmpl-a-1", engine="other"))

@@ -35,9 +35,9 @@ NAMES = ("acme", "eve", "root")
 KEYS = {name: f"{name}-{secrets.token_hex(16)}" for name in (*NAMES, "main", "wrong", "target")}
 """``main``: ``server.api_key``; ``wrong`` and ``target``: nobody's here."""
 PAGES = (
-    "/metrics", "/engine/plan", "/engine/stats", "/engine/counters", "/engine/latency", "/engine/requests",
-    "/engine/fleet", "/engine/scale", "/engine/findings", "/engine/expert_load", "/v1/models", "/v1/files",
-    "/v1/batches", "/health", "/ready", "/version", "/",
+    "/metrics", "/engine/plan", "/engine/stats", "/engine/counters", "/engine/latency", "/engine/history",
+    "/engine/requests", "/engine/fleet", "/engine/scale", "/engine/findings", "/engine/expert_load", "/v1/models",
+    "/v1/files", "/v1/batches", "/health", "/ready", "/version", "/",
 )  # fmt: skip
 START_S = 180.0
 OWN_TOKENS = 16

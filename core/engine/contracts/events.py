@@ -137,6 +137,8 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
     itl_ms: float
     """Time since the previous output of this sequence, divided by ``num_tokens``."""
     engine: str = DEFAULT_ENGINE
+    slo_class: str = ""
+    """Its class of ``slo.classes``; empty: there are none."""
 
 
 class RequestParameters(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from engine.http.routes.detokenize import detokenize
 from engine.http.routes.expert_load import expert_load
 from engine.http.routes.findings import find, list_finders
 from engine.http.routes.health import health
+from engine.http.routes.history import history
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
 from engine.http.routes.models import list_models, one_model
@@ -169,6 +170,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/engine/scale", scale)
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
+    router.add_get("/engine/history", history)
     router.add_get("/engine/stats", stats)
     router.add_get("/engine/counters", counters_route)
     router.add_get("/engine/requests", recent_requests)

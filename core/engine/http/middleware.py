@@ -29,7 +29,7 @@ ADMIN = "/engine/"
 """What is below is for administrators, and so are the metrics: both show all tenants."""
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
 """Routes that are served without a key."""
-READ = ("fleet", "scale", "stats", "counters", "latency", "requests")
+READ = ("fleet", "scale", "stats", "counters", "history", "latency", "requests")
 """What pages and commands of ``/engine`` ask for again and again."""
 PROBES = frozenset({"/health", "/ready", "/metrics"}) | {f"/engine/{name}" for name in READ}
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from engine.http.routes.counters import read_counters
 from engine.http.routes.latency import read_latency
 from engine.http.routes.plan import read_plan
-from engine.http.routes.requests import DEFAULT_COUNT, read_recent, read_request
+from engine.http.routes.requests import read_recent, read_request
 from engine.http.routes.stats import read_stats
 from engine.http.state import ServerState
 from engine.service.errors import ApiError
@@ -44,8 +44,7 @@ class OwnEngine:
             case "/engine/latency":
                 return await read_latency(state, engine)
             case "/engine/requests":
-                (count,) = parse_qs(where.query).get("count", [str(DEFAULT_COUNT)])
-                return await read_recent(state, count, engine)
+                return await read_recent(state, dict(parse_qsl(where.query)), engine)
             case one if one.startswith(REQUESTS):
                 return await read_request(state, one.removeprefix(REQUESTS))
         raise ValueError(f"{path}: there is no such path to read")

@@ -20,6 +20,7 @@ from engine.loop.client import EngineClient
 from engine.service.errors import ApiError
 from engine.service.forecast import Forecast
 from engine.service.grammars import GrammarChecks
+from engine.service.history import History
 from engine.service.latency import RollingLatency
 from engine.service.load import Load
 from engine.service.parsing import Limits
@@ -50,6 +51,7 @@ class EngineHandle:
     supervisor: Supervisor = field(init=False)
     counters: EngineCounters = field(init=False)
     latency: RollingLatency = field(default_factory=RollingLatency)
+    history: History = field(default_factory=History)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
     load: Load = field(default_factory=Load)
     """What was sent there and has not ended."""
@@ -173,6 +175,7 @@ class EngineHandle:
         """Count events of this engine. Call on the thread of the event bus."""
         self.counters.add(events)
         self.latency.add(events)
+        self.history.add(events)
 
     def check(self) -> None:
         """Raises :class:`ApiError` ``unavailable`` unless the engine can take work."""

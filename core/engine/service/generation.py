@@ -180,16 +180,16 @@ class SequenceRun:
         if count == 0:
             return
         event: Event
+        engine, promise = self._stream.engine.id, self._job.promise
+        slo_class = "" if promise is None else promise.name
         if self._first_s is None:
             self._first_s = now
-            ttft_ms, promise = (now - self._job.arrival.received_s) * 1e3, self._job.promise
-            expected_ms, slo_class = self._expected_ttft_ms() or 0.0, "" if promise is None else promise.name
-            engine = self._stream.engine.id
+            ttft_ms, expected_ms = (now - self._job.arrival.received_s) * 1e3, self._expected_ttft_ms() or 0.0
             event = FirstTokenEvent(now, self.request.request_id, ttft_ms, engine, expected_ms, slo_class)
         else:
             itl_ms = (now - self._last_s) * 1e3 / count
             self._itl_ms.append((itl_ms, count))
-            event = TokensEvent(now, self.request.request_id, count, itl_ms, self._stream.engine.id)
+            event = TokensEvent(now, self.request.request_id, count, itl_ms, engine, slo_class)
         self._last_s = now
         self._publish((event,))
 

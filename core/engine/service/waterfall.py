@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import nlargest
+from operator import attrgetter
 from typing import Any
 
 from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, RequestEvent, StepEvent
@@ -21,6 +22,8 @@ MAX_REQUESTS = 1024
 MAX_STEPS = 8192
 OVERLAP = 0.2
 """A step ends a little after the last token that it brings: less than this share does not count."""
+ORDERS = {"latest": "at_s", "total": "e2e_ms", "ttft": "ttft_ms", "tpot": "tpot_ms", "queue": "queue_ms"}
+"""Fields of :class:`RequestEvent` by which requests are ordered, the largest first."""
 MAX_MARKS = 64
 """Most admissions, and most preemptions, that are kept of one request."""
 
@@ -75,6 +78,7 @@ class Waterfall:
         return {
             "request_id": request.request_id,
             "engine": request.engine,
+            "slo_class": request.slo_class,
             "attempts": request.attempts,
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
@@ -135,10 +139,18 @@ class Waterfalls:
         while len(kept) > most:
             kept.popitem(last=False)
 
-    def recent(self, count: int, engine: str | None = None) -> list[Waterfall]:
-        """Waterfalls of the requests that ended last, the last first; ``engine``: of that one alone, by its id."""
-        ended = (name for name, each in reversed(self._requests.items()) if engine in (None, each.engine))
-        names = list(islice(ended, count))
+    def recent(
+        self, count: int, engine: str | None = None, order: str = "latest", slo_class: str = "", since_s: float = 0.0
+    ) -> list[Waterfall]:
+        """Waterfalls of the first requests by ``order``, one of :data:`ORDERS`, of those that ended last. ``engine``:
+        of that one alone, by its id; ``slo_class``: of that class; ``since_s``: that ended after it, on the events'
+        clock."""
+        ended = (
+            request
+            for request in reversed(self._requests.values())
+            if engine in (None, request.engine) and slo_class in ("", request.slo_class) and request.at_s >= since_s
+        )
+        names = [request.request_id for request in nlargest(count, ended, key=attrgetter(ORDERS[order]))]
         return [waterfall for name in names if (waterfall := self._of(name)) is not None]
 
     def find(self, request_id: str) -> list[Waterfall]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -15,27 +15,40 @@ from engine.http.state import ServerState
 from engine.service.chrome_trace import chrome_trace
 from engine.service.errors import ApiError, bad_request
 from engine.service.response_store import request_of
-from engine.service.waterfall import MAX_REQUESTS, Waterfall
+from engine.service.waterfall import MAX_REQUESTS, ORDERS, Waterfall
 
 DEFAULT_COUNT = 32
+MAX_WITHIN_S = 10**9
 
 
 async def recent_requests(http: web.Request) -> web.StreamResponse:
     """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
-    what is inside of spans, and how long ago each ended; ``?count=N`` of them, ``?engine=ID`` for those of one engine
-    alone."""
-    count = http.query.get("count", str(DEFAULT_COUNT))
-    return json_response(await read_recent(state_of(http), count, http.query.get("engine")))
+    what is inside of spans, and how long ago each ended; ``?count=N`` of them, ``?engine=ID`` and ``?class=NAME`` for
+    those of one engine or class of service alone, ``?within_s=N`` for those that ended in the last seconds,
+    ``?order=total``, ``ttft``, ``tpot`` or ``queue`` for those that took longest."""
+    return json_response(await read_recent(state_of(http), http.query, http.query.get("engine")))
 
 
-async def read_recent(state: ServerState, asked: str, engine: str | None = None) -> dict[str, Any]:
+async def read_recent(state: ServerState, query: Mapping[str, str], engine: str | None = None) -> dict[str, Any]:
     """``engine``: the id of the engine, ``None``: of all."""
-    if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
-        raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
+    count = _number("count", query.get("count", str(DEFAULT_COUNT)), MAX_REQUESTS)
+    within_s = _number("within_s", query.get("within_s", str(MAX_WITHIN_S)), MAX_WITHIN_S)
+    order, slo_class = query.get("order", "latest"), query.get("class", "")
+    if order not in ORDERS:
+        raise bad_request(f"order={order[:16]!r}: expected one of {', '.join(ORDERS)}.", "order")
     if engine is not None:
         state.engine_of(engine)  # it is one
-    found = await state.read_exporters(lambda: [_brief(each) for each in state.waterfalls.recent(int(asked), engine)])
+    since_s = time.monotonic() - within_s
+    found = await state.read_exporters(
+        lambda: [_brief(each) for each in state.waterfalls.recent(count, engine, order, slo_class, since_s)]
+    )
     return {"requests": found}
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not 0 < int(text) <= most:
+        raise bad_request(f"{name}={text[:16]!r}: expected a number from 1 to {most}.", name)
+    return int(text)
 
 
 async def one_request(http: web.Request) -> web.StreamResponse:

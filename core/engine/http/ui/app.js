@@ -3,14 +3,14 @@
 import { getJson, poll, useEngine } from "./api.js";
 import { chatScreen } from "./chat.js";
 import { findingsScreen } from "./findings.js";
-import { latencyScreen } from "./latency.js";
+import { overviewScreen } from "./overview.js";
 import { planScreen } from "./plan.js";
 import { requestsScreen } from "./requests.js";
 
 const main = document.getElementById("main");
 const links = [...document.querySelectorAll("nav a")];
 const chat = chatScreen();
-const screens = { chat, requests: requestsScreen(), latency: latencyScreen(), plan: planScreen(), findings: findingsScreen() };
+const screens = { overview: overviewScreen(), requests: requestsScreen(), findings: findingsScreen(), plan: planScreen(), chat };
 const names = Object.keys(screens);
 let shown = null;
 
@@ -21,7 +21,7 @@ for (const screen of Object.values(screens)) {
 
 function route() {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  const next = Object.hasOwn(screens, name) ? screens[name] : screens.chat;
+  const next = Object.hasOwn(screens, name) ? screens[name] : screens.overview;
   if (shown && shown !== next) {
     shown.element.hidden = true;
     shown.hide?.();
@@ -79,13 +79,18 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChang
 const shortcuts = document.getElementById("shortcuts");
 document.getElementById("help").addEventListener("click", () => shortcuts.showModal());
 
+function open(name) {
+  location.hash = name;
+  route(); // at once, so that what it holds can have the focus
+}
+
 const KEYS = {
-  "/": () => { location.hash = "chat"; chat.focus(); },
-  "n": () => { location.hash = "chat"; chat.clear(); },
+  "/": () => { open("chat"); chat.focus(); },
+  "n": () => { open("chat"); chat.clear(); },
   "t": nextTheme,
   "?": () => shortcuts.showModal(),
 };
-names.forEach((name, at) => { KEYS[at + 1] = () => { location.hash = name; }; });
+names.forEach((name, at) => { KEYS[at + 1] = () => open(name); });
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -130,8 +135,10 @@ async function showEngines() {
     engines.hidden = false;
     if (before !== engineChoice.value) chooseEngine();
   }
-  found.forEach(({ id, why_not: reason }, at) => {
-    engineChoice.options[at].text = reason === null ? id : `${id}: ${reason}`;
+  const models = new Set(found.map((each) => each.model));
+  found.forEach(({ id, model, why_not: reason }, at) => {
+    const name = models.size > 1 ? `${id} (${model})` : id;
+    engineChoice.options[at].text = reason === null ? name : `${name}: ${reason}`;
   });
 }
 

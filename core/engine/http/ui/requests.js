@@ -1,4 +1,4 @@
-// The requests that ended last, and the waterfall of one.
+// Ended requests in a table, and the screen that lists them and leads to the waterfall of one.
 
 import { getJson, poll } from "./api.js";
 import { h } from "./dom.js";
@@ -6,53 +6,67 @@ import { count, ms, seconds, shortIds } from "./format.js";
 import { legend, spansBar } from "./spans.js";
 import { waterfallView } from "./waterfall.js";
 
-const COUNT = 32;
+const COUNT = 64;
 const PERIOD_MS = 3000;
-const ORDERS = {
-  latest: () => 0,
-  "slowest": (a, b) => b.total_ms - a.total_ms,
-  "highest TTFT": (a, b) => b.ttft_ms - a.ttft_ms,
-  "highest TPOT": (a, b) => b.tpot_ms - a.tpot_ms,
-  "longest queue": (a, b) => b.spans.queue - a.spans.queue,
-};
+const ORDERS = { latest: "latest", slowest: "total", "highest TTFT": "ttft", "highest TPOT": "tpot", "longest queue": "queue" };
 
-export function requestsScreen() {
-  let stop = null;
-  let requests = [];
-  let changes = 0; // of the engine that is shown
-  const order = h("select", { id: "order", onchange: draw }, Object.keys(ORDERS).map((name) => h("option", {}, name)));
-  const follow = h("input", { id: "follow", type: "checkbox", checked: true });
+/** `show(requests)`: as /engine/requests has them, in that order. */
+export function requestTable() {
   const rows = h("tbody");
-  const said = h("p", { class: "muted", role: "status" });
   const head = (text, className, title) => h("th", { scope: "col", class: className, title }, text);
-  const table = h("table", { class: "requests" },
+  const element = h("table", { class: "requests", hidden: true },
     h("thead", {}, h("tr", {},
       head("Share of the total time", "cause"), head("Total", "number"), head("TTFT", "number"),
       head("TPOT", "number wide-only", "Time per output token after the first"),
       head("Prompt", "number wide-only", "Tokens; of them from the prefix cache"),
       head("Output", "number wide-only"), head("Finish reason", "wide-only"), head("Age", "number"))),
     rows);
+
+  function show(requests) {
+    element.hidden = !requests.length;
+    // A row keeps its element, and so the focus, from one answer to the next.
+    const kept = new Map([...rows.children].map((row) => [row.dataset.id, row]));
+    const drawn = requests.map((each) => kept.get(each.request_id) ?? row(each));
+    drawn.forEach((each, at) => {
+      each.lastChild.textContent = seconds(Math.round(requests[at].ended_s_ago));
+      if (rows.children[at] !== each) rows.insertBefore(each, rows.children[at] ?? null);
+    });
+    while (rows.children.length > drawn.length) rows.lastChild.remove();
+  }
+  return { element, show };
+}
+
+export function requestsScreen() {
+  let stop = null;
+  let hasSome = false;
+  let changes = 0; // of what is asked
+  const ask = () => { changes += 1; return load(true); };
+  const order = h("select", { id: "order", onchange: ask }, Object.entries(ORDERS).map(([name, value]) => h("option", { value }, name)));
+  const follow = h("input", { id: "follow", type: "checkbox", checked: true });
+  const said = h("p", { class: "muted", role: "status" });
+  const table = requestTable();
   const list = h("div", {},
     h("div", { class: "head" },
       h("h1", {}, "Requests"),
       h("div", { class: "row" },
         h("label", { for: "order" }, "Order", order), h("label", { for: "follow", class: "check" }, follow, "Live"))),
-    said, legend(), table);
+    said, legend(), table.element);
   const detail = h("div", { hidden: true });
   const element = h("section", { "aria-label": "Requests" }, list, detail);
 
-  async function load() {
-    if (!follow.checked && requests.length) return;
+  async function load(isAsked = false) {
+    if (!follow.checked && hasSome && !isAsked) return;
     const asked = changes;
     try {
-      const { requests: found } = await getJson(`engine/requests?count=${COUNT}`);
-      if (asked !== changes) return; // of another engine
-      requests = found;
-      said.textContent = requests.length
-        ? `The last ${requests.length === 1 ? "request" : `${requests.length} requests`} that ended.`
-        : "No request has ended yet. Ask something in the chat.";
+      const { requests } = await getJson(`engine/requests?count=${COUNT}&order=${order.value}`);
+      if (asked !== changes) return; // something else by now
+      hasSome = requests.length > 0;
+      said.textContent = !hasSome
+        ? "No request has ended yet. Ask something in the chat."
+        : order.value === "latest" ? `The last ${requests.length === 1 ? "request" : `${requests.length} requests`} that ended.`
+          : `The ${requests.length} of the last 1,024.`;
       said.className = "muted";
-      draw();
+      table.show(requests);
     } catch (error) {
       said.textContent = error.message;
       said.className = "problem";
@@ -60,21 +74,8 @@ export function requestsScreen() {
     }
   }
 
-  function draw() {
-    table.hidden = !requests.length;
-    // A row keeps its element, and so the focus, from one answer to the next.
-    const kept = new Map([...rows.children].map((row) => [row.dataset.id, row]));
-    const ordered = [...requests].sort(ORDERS[order.value]);
-    const drawn = ordered.map((each) => kept.get(each.request_id) ?? row(each));
-    drawn.forEach((each, at) => {
-      each.lastChild.textContent = seconds(Math.round(ordered[at].ended_s_ago));
-      if (rows.children[at] !== each) rows.insertBefore(each, rows.children[at] ?? null);
-    });
-    while (rows.children.length > drawn.length) rows.lastChild.remove();
-  }
-
   function begin() {
-    stop ??= poll(PERIOD_MS, load);
+    stop ??= poll(PERIOD_MS, () => load());
   }
 
   function end() {
@@ -94,8 +95,9 @@ export function requestsScreen() {
     hide: end,
     forget: () => {
       end();
-      requests = [];
+      hasSome = false;
       changes += 1;
+      table.show([]);
       if (!list.hidden && !element.hidden) begin();
     },
     escape: () => {
