@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 # Tests of tools, and with them, import ``tools`` from the repository.
@@ -22,6 +23,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tracebacks are logged as Python writes them: drawn with every variable, each takes a second.
+plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure([*structlog.get_config()["processors"][:-1], plain])
 
 
 def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
