@@ -185,6 +185,15 @@ def test_the_plan_says_what_multiplies_how_many_rows() -> None:
     assert label("fp8 blocks", "fp8").endswith("fp8 sums need one scale per channel")
 
 
+@pytest.mark.parametrize(("version", "rounding"), [("2.11.0+cu128", None), ("2.12.0", "fp8"), ("2.13.0", "fp8")])
+def test_products_that_torch_launches_beside_the_stream_are_not_used(
+    version: str, rounding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert rounding_of(weight_of("fp8"), "fp8", (8, 9))[0] == rounding
+    assert rounding_of(weight_of("fp8"), "fp8", (9, 0))[0] == "fp8"
+
+
 @pytest.mark.parametrize(("out", "size"), [(40, 160), (48, 152)])
 def test_sizes_that_8_bit_products_do_not_take_keep_their_activations(out: int, size: int) -> None:
     rounding, why = rounding_of(weight_of("int8", out, size), "int8", (9, 0))

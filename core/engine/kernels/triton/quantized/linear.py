@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from engine.contracts.quantizer import QuantizedWeight, TileLoader
 from engine.kernels.linear import PackedLinear
@@ -33,6 +34,9 @@ from engine.kernels.triton.quantized.layout import unpacked_int4, unpacked_nibbl
 from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
 from engine.kernels.triton.tiles import MAX_ROWS, MOST_ROWS
 
+ADA = (8, 9)
+FP8_ON_ADA = "2.12"
+"""Earlier versions of torch launch FP8 products on this capability beside the current stream (pytorch#177651)."""
 WHOLE_8_BIT = 16
 """Both sizes of a weight that is multiplied in 8 bits are multiples of this."""
 
@@ -74,7 +78,9 @@ class GpuLinear:
         if self.rounding == "int8":
             return scaled_sums(torch._int_mm(codes, self.loader.weight.T), step, scale, bias, dtype, self.launch)
         weight = self.loader.weight.view(torch.float8_e4m3fn)
-        out: Tensor = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=dtype)
+        # bfloat16 is what every version of torch gives with a scale for each row.
+        sums = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=torch.bfloat16)
+        out: Tensor = sums.to(dtype)
         return out if bias is None else out.add_(bias)
 
     def reference(self, x: Tensor) -> Tensor:
@@ -156,6 +162,8 @@ def rounding_of(
         return None, f"sizes are not multiples of {WHOLE_8_BIT}"
     if wanted == "fp8" and not has_fp8_units(capability):
         return None, "this device has no FP8 units"
+    if wanted == "fp8" and capability == ADA and TorchVersion(torch.__version__) < FP8_ON_ADA:
+        return None, f"FP8 products on sm_89 need torch {FP8_ON_ADA}, this is {torch.__version__}"
     return wanted, ""
 
 
