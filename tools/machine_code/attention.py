@@ -59,7 +59,7 @@ def variant(
     itemsize, latent = 4 if dtype == "fp32" else 2, value_dim is not None
     if kind == "prefill":
         block_m = prefill_block(head_dim, itemsize, latent)
-    shape = tile_shape(kind == "decode", block_m, head_dim, itemsize, value_dim)
+    shape = tile_shape(kind == "decode", block_m, head_dim, itemsize, value_dim, divmod(capability, 10))
     # Dependent launch is what runs on 9.0 and later, and what compiles nowhere else.
     pdl = capability >= 90
     data = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")

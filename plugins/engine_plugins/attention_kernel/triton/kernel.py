@@ -94,6 +94,7 @@ class TritonAttention:
         if num_sms is None:
             num_sms = 4 if interpreted else torch.cuda.get_device_properties(self._device).multi_processor_count
         self._num_sms = num_sms
+        self._capability = None if interpreted else torch.cuda.get_device_capability(self._device)
         self._itemsize = getattr(torch, context.dtype).itemsize
         rows, floats = scratch_rows(num_sms), max(self._part_floats(op) for op in context.model.attentions)
         self._parts = torch.empty(rows * floats // LARGEST_SPLIT_TILE, dtype=torch.float32, device=self._device)
@@ -148,7 +149,8 @@ class TritonAttention:
         call = _Call(prepared.batch, op, q, cache, sinks, out, sums, self._pdl)
         for item in self.launches(prepared, op):
             work = item.work
-            shape = tile_shape(work.split, work.block_m, op.head_dim, q.element_size(), op.value_dim)
+            sizes = work.block_m, op.head_dim, q.element_size(), op.value_dim
+            shape = tile_shape(work.split, *sizes, self._capability)
             if work.split:
                 self._split(call, item, shape)
             else:

@@ -76,17 +76,28 @@ def prefill_block(head_dim: int, itemsize: int, latent: bool = False) -> int:
     return 128 if head_dim <= 128 else 64
 
 
-def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int, value_dim: int | None = None) -> TileShape:
+def tile_shape(
+    split: bool,
+    block_m: int,
+    head_dim: int,
+    itemsize: int,
+    value_dim: int | None = None,
+    capability: tuple[int, int] | None = None,
+) -> TileShape:
     """Tile sizes for a head size and compute dtype (``itemsize`` in bytes). ``value_dim``: of latent attention.
+    ``capability``: of the GPU; ``None``: a new one.
 
     A key tile of 16 KB (float32: 8 KB) lets two stages of keys and values and the queries fit the 99 KB of shared
-    memory of compute capability 8.9, and keeps the decode path free of register spills on 8.0, 8.9 and 9.0.
+    memory of compute capability 8.9, and keeps the decode path free of register spills on 8.0, 8.9 and 9.0. Before 9.0
+    operands of products pass through registers: large query tiles of wide heads take half of the keys, or they spill.
     """
     if value_dim is not None:
         return _latent_tile(block_m, head_dim, itemsize, value_dim)
     block_d = _power_of_two(head_dim)
     tile_bytes = 16384 if itemsize <= 2 else 8192
     block_n = min(64, max(16, tile_bytes // (block_d * itemsize)))
+    if not split and itemsize <= 2 and block_d > 64 and capability is not None and capability < (9, 0):
+        block_n = min(block_n, 32)
     wide = not split if itemsize <= 2 else block_m * block_d >= 32 * 256
     # Left alone, the assembler spills words of half-empty tiles to reach a step of occupancy that shared memory denies.
     roomy = split and itemsize <= 2 and block_m == 16 and head_dim < block_d
