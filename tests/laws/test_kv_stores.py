@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -268,7 +267,7 @@ def test_loads_are_bounded_while_others_decode(references: References, name: str
     sizes, plans, launch = device._runner.records.num_bytes, [], device.launch
     device.launch = lambda plan: (plans.append(plan), launch(plan))[1]
     most = 2 * sum(sizes)
-    core._planner._limits = replace(core._planner._limits, loaded_bytes=most)
+    cast("Any", core._pool.tiers).load_bound.most_bytes = lambda step_ms: most
     core.take_stored()
     empty_pool(core)
     told: dict[str, list[int]] = {"short": []}

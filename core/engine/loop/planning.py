@@ -51,8 +51,6 @@ class Limits:
     """With pipeline stages: the steps in flight that rows which decode are spread over."""
     late_s: float = 0.0
     """How long a request whose first token is late makes way for those that are not."""
-    loaded_bytes: float = math.inf
-    """Of records that one step copies into blocks while others decode: they wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +212,12 @@ class Planner:
         return [(s, s.fill) for s in self._queues.running if s.fill is not None]
 
     def _loaded_bytes(self) -> float:
-        """Of records that the next step copies, at most."""
-        decoding = any(s.fill is None and s.decodes for s in self._queues.running)
-        return self._limits.loaded_bytes if decoding else math.inf
+        """Of records that the next step copies, at most: those that decode wait for it."""
+        decoding = [s for s in self._queues.running if s.fill is None and s.decodes]
+        if not decoding or self._pool.tiers is None:
+            return math.inf
+        work = StepWork(len(decoding), len(decoding), sum(s.known for s in decoding))
+        return self._pool.tiers.load_bound.most_bytes(self._step_cost().ms(work))
 
     def _token_budget(self) -> int:
         """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""

@@ -52,6 +52,8 @@ class Sequence:
     """Records of its prefix, until plans have all of them: it is not computed before."""
     read: Read | None = None
     """Records that are on their way while it waits."""
+    num_resets: int = 0
+    """How often everything cached had been forgotten when it was admitted."""
     looked: bool = False
     """Records were looked for since it began to wait."""
     loaded: dict[str, int] = field(default_factory=dict)
