@@ -66,10 +66,10 @@ def llama(hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ff
 
 
 SHAPES = {
-    "8B, GPU": (llama(4096, 32, 32, 8, 128, 14336, "bfloat16"), StepCost(6.0, 0.045, 100), 4096),
+    "8B, GPU": (llama(4096, 32, 32, 4, 128, 14336, "bfloat16"), StepCost(6.0, 0.045, 100), 2048),
     "386M, CPU": (llama(896, 24, 14, 2, 64, 4864, "bfloat16"), StepCost(28.0, 0.6, 100), 4096),
 }
-"""With assumed step costs, and tokens of a prompt."""
+"""With assumed step costs, and tokens of a prompt. Of 8B half of the key heads: as many bytes as in 8 bits."""
 WIDE = llama(64, 4, 8, 8, 128, 64, "float32"), 512
 """Computes little, caches much."""
 
@@ -131,11 +131,11 @@ def decide(staging: Staging, way: str, rate: float) -> None:
     believed = {KNOWN: rate, TOO_QUICK: 10 * rate, TOO_SLOW: rate / 10}.get(way, FIRST_RATE)
     staging._rates[:] = [believed] * len(staging._rates)
 
-    def read(number: int, ids: Sequence[RecordId], compute_s: float) -> Read | None:
+    def read(number: int, ids: Sequence[RecordId], compute_s: float, ahead_s: float) -> Read | None:
         if way == COMPUTE:
             return None
         if way != ALWAYS:
-            return Staging.read(staging, number, ids, compute_s)
+            return Staging.read(staging, number, ids, compute_s, ahead_s)
         most, staging._most_bytes = staging._most_bytes, math.inf
         found = Staging.read(staging, number, ids, 1e9)
         staging._most_bytes = most
@@ -159,10 +159,10 @@ def prompts_of(number: int, tokens: int) -> list[EngineRequest]:
     return [EngineRequest(str(name), text, replace(ONE, seed=name)) for name, text in enumerate(texts)]
 
 
-def overrides(path: Path, number: int, tokens: int, memory: int) -> list[str]:
+def overrides(path: Path, tokens: int, memory: int) -> list[str]:
     return [
         *(f"model.path={path}", f"model.max_len={tokens + 64}", f"memory.kv_tokens={8 * tokens}", "exporter=[]"),
-        *("kv_store=[host,disk]", f"kv_store.host.max_bytes={memory}", f"kv_store.disk.path={path / 'kv'}"),
+        *("kv_store=[host]", f"kv_store.host.max_bytes={memory}"),
     ]
 
 
@@ -174,7 +174,8 @@ class Simulated:
     """The loop on a simulated device, with a simulated disk."""
 
     def __init__(self, path: Path, cost: StepCost, number: int, tokens: int, memory: int, rate: float) -> None:
-        plan = resolve([*overrides(path, number, tokens, memory), "kv_store.disk.max_bytes=1000000000000"]).plan
+        disk = ("kv_store=[host,disk]", f"kv_store.disk.path={path / 'kv'}", "kv_store.disk.max_bytes=1000000000000")
+        plan = resolve([*overrides(path, tokens, memory), *disk]).plan
         self._engine = SimulatedEngine(EngineSpec(plan, most_blocks(plan), cost, rates={"disk": math.inf}), 0, False)
         self._requests = prompts_of(number, tokens)
         self._run(self._requests)
@@ -205,7 +206,7 @@ class Real:
     """The engine on this machine, with a disk that is made slow."""
 
     def __init__(self, path: Path, number: int, tokens: int, memory: int, rate: float) -> None:
-        engine = build_engine(assemble([*overrides(path, number, tokens, memory), "kv_store=[host]"]))
+        engine = build_engine(assemble(overrides(path, tokens, memory)))
         self._core, self._rate, self._numbers, self._woken = engine.core, rate, count(), threading.Event()
         self._core.wake = self._woken.set
         self._disk, device = ThrottledDisk(rate, self._woken.set), self._core._device
@@ -286,7 +287,7 @@ def main() -> None:
     for name, (config, cost, tokens) in SHAPES.items():
         token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
         equal = token_bytes / cost.per_token_ms * 1e3
-        memory = 8 * flags.prompts * tokens * token_bytes // 4
+        memory = 5 * flags.prompts * tokens * token_bytes // 4
         for rate in (*rates, *(share * equal for share in (0.5, 0.8, 1.0, 1.25, 2.0))):
             with tempfile.TemporaryDirectory(prefix="kv-losing-") as folder:
                 path = written(folder, config).parent

@@ -22,6 +22,7 @@ from engine.loop.filling import Fill
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.loop.tiers import prompt_ms
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import Admit, RecordMove, StepPlan
 
@@ -194,8 +195,15 @@ class Planner:
         waiting = self._queues.admissible()
         if not self._pool.tiers:
             return waiting
-        cost, now = self._step_cost(), self._clock()
-        staged = {s for s in waiting[:HITS_LOOKED_UP] if self._pool.stages(s, cost, now)}
+        cost, now, staged, ahead_ms = self._step_cost(), self._clock(), set[Sequence](), list[float]()
+        if not all(s.looked for s in waiting[:HITS_LOOKED_UP]):
+            left = [(s.prompt_len - s.scheduled, s.scheduled) for s in self._queues.running]
+            ahead_ms = [prompt_ms(cost, StepWork.chunk(*tokens)) for tokens in left if tokens[0] > 0]
+        for s in waiting[:HITS_LOOKED_UP]:
+            if self._pool.stages(s, cost, now, ahead_ms):
+                staged.add(s)
+            else:
+                ahead_ms.append(s.compute_ms)
         return [s for s in waiting if s not in staged]
 
     def _still_filling(self) -> list[Sequence]:

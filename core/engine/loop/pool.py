@@ -66,8 +66,9 @@ class Pool:
         """Tokens of a waiting sequence that are cached right now, in blocks or in records."""
         return self._match(self._reusable(sequence))
 
-    def stages(self, sequence: Sequence, cost: StepCost, now_s: float) -> bool:
-        """Whether a waiting sequence is to wait on, for records that are on their way."""
+    def stages(self, sequence: Sequence, cost: StepCost, now_s: float, ahead_ms: SequenceOf[float]) -> bool:
+        """Whether a waiting sequence is to wait on, for records that are on their way. ``ahead_ms``: what computing
+        each of those takes that come before it."""
         if self.tiers is None:
             return False
         if not sequence.looked:
@@ -76,7 +77,7 @@ class Pool:
                 sequence.read = Read.without_records(now_s, known_s)
             else:
                 sequence.looked = True
-                sequence.read = self.tiers.stage(prefix, cost)
+                sequence.compute_ms, sequence.read = self.tiers.stage(prefix, cost, ahead_ms)
         return sequence.read is not None and sequence.read.waits(now_s)
 
     def when_stored(self, call: Callable[[], None]) -> None:

@@ -113,12 +113,18 @@ class Tiers:
 
     # What further stores have ------------------------------------------------------------------------------------
 
-    def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
+    def stage(self, prefix: Prefix, cost: StepCost, ahead_ms: Sequence[float]) -> tuple[float, Read | None]:
         """Begin to bring what the further store that reaches furthest has of a prefix, where that is sooner than to
-        compute it. ``None``: nothing to wait for."""
-        if not self._staging.stores or not prefix.keys:
-            return None
-        reach, size = self.reach(prefix), self._block_size
+        compute it. ``ahead_ms``: what computing each of those takes that come before it. Returns what computing it
+        takes, as far as that is measured, and what to wait for, if anything."""
+        if not self._staging.stores:
+            return 0.0, None
+        reach = self.reach(prefix)
+        read = self._stage(prefix, reach, cost, ahead_ms) if prefix.keys else None
+        return prompt_ms(cost, StepWork.chunk(prefix.num_tokens + 1 - reach, reach)), read
+
+    def _stage(self, prefix: Prefix, reach: int, cost: StepCost, ahead_ms: Sequence[float]) -> Read | None:
+        size = self._block_size
         reaches = [self._reach(prefix, partial(self._has_with, store)) for store in self._staging.stores]
         full = max(reaches)
         end, number = full * size, reaches.index(full)
@@ -133,8 +139,9 @@ class Tiers:
         ]
         work = StepWork.chunk(end - reach, reach)
         compute_ms = prompt_ms(cost, work)
-        believed_ms = compute_ms or prompt_ms(self._first_cost, work)
-        read = self._staging.read(number, ids, believed_ms / 1e3 or UNKNOWN_S)
+        compute_s = (compute_ms or prompt_ms(self._first_cost, work)) / 1e3 or UNKNOWN_S
+        shared_s = sum([min(each / 1e3, compute_s) for each in ahead_ms])  # a short prompt does not wait for all of them
+        read = self._staging.read(number, ids, compute_s, shared_s)
         if read is not None:
             read.first, read.compute_ms = reach, compute_ms
         return read
