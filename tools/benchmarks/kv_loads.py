@@ -143,7 +143,8 @@ def main() -> None:
     for way, (gaps, firsts) in found.items():
         at = [1e3 * statistics.quantiles(gaps, n=100)[percent - 1] for percent in (50, 95, 99)]
         idle = idle or at
-        beside = " ".join(f"P{p} {ms:.1f} ({ms / base:.2f})" for p, ms, base in zip((50, 95, 99), at, idle, strict=True))
+        three = zip((50, 95, 99), at, idle, strict=True)
+        beside = " ".join(f"P{percent} {ms:.1f} ({ms / base:.2f})" for percent, ms, base in three)
         rate = len(firsts) * load.prompt_bytes / flags.rounds / (flags.seconds - WARM_S) / 1e6
         ttft = f", {len(firsts)} prompts, {rate:.0f} MB/s, TTFT {1e3 * statistics.median(firsts):.0f}" if firsts else ""
         print(f"{way:18} ITL, ms (of idle): {beside}, {len(gaps)} tokens{ttft}")

@@ -140,8 +140,9 @@ class Tiers:
         work = StepWork.chunk(end - reach, reach)
         compute_ms = prompt_ms(cost, work)
         compute_s = (compute_ms or prompt_ms(self._first_cost, work)) / 1e3 or UNKNOWN_S
-        shared_s = sum([min(each / 1e3, compute_s) for each in ahead_ms])  # a short prompt does not wait for all of them
-        read = self._staging.read(number, ids, compute_s, shared_s)
+        # Steps are shared out, so a short prompt does not wait until a long one is computed.
+        ahead_s = sum([min(each / 1e3, compute_s) for each in ahead_ms])
+        read = self._staging.read(number, ids, compute_s, ahead_s)
         if read is not None:
             read.first, read.compute_ms = reach, compute_ms
         return read
