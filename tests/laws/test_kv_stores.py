@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +35,8 @@ HOST = ("kv_allocator=prefix_cache", "kv_store=[host]", "kv_store.host.max_bytes
 
 
 FAILED = ("late", "incomplete")
+SLOW = StepCost(10_000.0, 0.0, 1, largest=StepWork.chunk(4096))
+"""Of steps: any read is worth while."""
 
 
 def empty_pool(core: EngineCore) -> None:
@@ -44,7 +45,9 @@ def empty_pool(core: EngineCore) -> None:
 
 
 def loaded_by(core: EngineCore, requests: list[EngineRequest]) -> tuple[list[Answer], dict[str, int]]:
-    """Answers, and how many tokens of each request came from records."""
+    """Answers, and how many tokens of each request came from records. Until a step was measured any read is worth
+    while."""
+    cast("Any", core._pool.tiers)._first_cost = SLOW
     found = answers(core, requests, 6)
     names = [request.request_id for request in requests]
     return found, {name: answer.timings.loaded_tokens for name, answer in zip(names, found, strict=True)}
@@ -236,6 +239,27 @@ def test_drafters_find_their_own_keys_in_records(references: References, drafter
     core.close()
 
 
+def test_what_a_request_computes_after_a_reset_is_not_stored(references: References) -> None:
+    """It goes on from what was forgotten, perhaps because it was wrong."""
+    reference = references("qwen2")
+    engine = start(reference, *HOST)
+    core, memory = engine.core, cast("Any", engine.bound.kv_stores[0])
+    core.submit(reference.turns("first")[-1])
+    while not any(output.tokens for output in core.step().outputs):
+        pass
+    core.take_stored()
+    assert memory.usage().records
+    core.reset_prefix_cache()
+    while core.has_work:
+        core.step()
+    core.take_stored()
+    assert memory.usage().records == 0
+    answers(core, reference.turns("then"), 6)
+    core.take_stored()
+    assert memory.usage().records
+    core.close()
+
+
 BETWEEN: dict[str, Callable[[EngineCore, Sequence[Any]], None]] = {
     "nothing": lambda core, filling: None,
     "abort": lambda core, filling: core.abort([s.request_id for s in filling]),
@@ -268,7 +292,7 @@ def test_loads_are_bounded_while_others_decode(references: References, name: str
     sizes, plans, launch = device._runner.records.num_bytes, [], device.launch
     device.launch = lambda plan: (plans.append(plan), launch(plan))[1]
     most = 2 * sum(sizes)
-    core._planner._limits = replace(core._planner._limits, loaded_bytes=most)
+    cast("Any", core._pool.tiers).load_bound.most_bytes = lambda step_ms: most
     core.take_stored()
     empty_pool(core)
     told: dict[str, list[int]] = {"short": []}
@@ -457,8 +481,7 @@ def test_siblings_that_may_not_run_yet_do_not_keep_the_loop_awake(references: Re
     core.take_stored()
     empty_pool(core)
     memory.clear()
-    slow = StepCost(10_000.0, 0.0, 1, largest=StepWork.chunk(4096))  # any read is worth while
-    core._cost.cost = lambda: slow  # type: ignore[method-assign]
+    core._cost.cost = lambda: SLOW  # type: ignore[method-assign]
     last = reference.turns("then")[-1]
     for number in range(4):
         core.submit(EngineRequest(f"{number}", last.prompt, last.sampling, group="one"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -113,7 +112,7 @@ def test_preempted_requests_load_what_a_small_pool_lost(
     short = Reference(reference.path, reference.prompts[:4] * 2, reference.tokens[:4] * 2)
     tight = ("memory.kv_tokens=112", "scheduler.token_budget=16")
     core = start(short, *HOST, *tight, *THREADS, *LAYOUTS[layout]).core
-    core._planner._limits = replace(core._planner._limits, loaded_bytes=1)
+    cast("Any", core._pool.tiers).load_bound.most_bytes = lambda step_ms: 1
     first, _ = short.check(core, batch=8)
     assert sum(answer.timings.preemptions for answer in first)
     assert next(copies.loads) > 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.loop.filling import Fill
+import pytest
+
+from engine.loop.filling import LEAST_BYTES, Fill, LoadBound
 from engine.step.plan import RecordMove
 
 
@@ -26,3 +28,13 @@ def test_each_record_is_taken_once_within_the_bound_and_let_go_when_it_was_copie
     assert third == (RecordMove(1, (7,), (9,)),)
     fill.give_up()
     assert let_go == [*first, RecordMove(1, (8,), (10,))] and fill.num_bytes == 0
+
+
+def test_rows_that_decode_wait_for_a_tenth_of_their_step_whatever_copies_take() -> None:
+    bound = LoadBound((10**5, 10**6))
+    moves = [RecordMove(0, tuple(range(10)), tuple(range(10))), RecordMove(1, (0, 1), (0, 1))]
+    for rate in (30e9, 0.4e9, 3e9):
+        for _ in range(30):
+            bound.observe(moves, 3e6 / rate * 1e3)
+        assert bound.most_bytes(30.0) == pytest.approx(3e-3 * rate, rel=0.01)
+    assert bound.most_bytes(0.01) == bound.most_bytes(0.0) == LEAST_BYTES, "loads progress"

@@ -108,6 +108,13 @@ def test_what_is_sooner_computed_is_not_read() -> None:
     assert house.read(compute_s=1.1 * EXPECTED_S) is not None
 
 
+def test_a_read_may_take_as_long_as_others_are_computed_that_come_before() -> None:
+    house = House()
+    assert house.staging.read(0, IDS, 0.1 * EXPECTED_S, 0.8 * EXPECTED_S) is None
+    read = house.staging.read(0, IDS, 0.1 * EXPECTED_S, 2.0 * EXPECTED_S)
+    assert read is not None and read.deadline_s == pytest.approx(house.now + (2.0 + LATEST * 0.1) * EXPECTED_S)
+
+
 def test_a_store_that_was_slow_once_is_measured_again() -> None:
     house = House()
     assert house.read() is not None

@@ -41,7 +41,7 @@ class House:
         self.stored: list[RecordMove] = []
         sizes, names = (4096,) * len(groups), ["host", *("further" for _ in further)]
         stores = [self.memory, *further]
-        self.tiers = Tiers(names, stores, sizes, self.allocator, groups, BLOCK, self.store, lambda: 0.0)
+        self.tiers = Tiers(names, stores, sizes, self.allocator, groups, BLOCK, self.store, lambda: 0.0, UNKNOWN)
         self.tokens = [random.Random(3).randrange(1000) for _ in range(LENGTH)]
         self.keys = BlockKeys(("salt",), BLOCK).extend(self.tokens)
 

@@ -297,7 +297,7 @@ class EngineCore:
             store(moves, stored)
 
         parts = pool.allocator, settings.groups, settings.block_size
-        pool.tiers = Tiers(names, stores, num_bytes, *parts, store_and_wake, self._clock)
+        pool.tiers = Tiers(names, stores, num_bytes, *parts, store_and_wake, self._clock, self._cost_at_start)
 
     def take_stored(self) -> None:
         """See what stores have done."""
@@ -382,6 +382,8 @@ class EngineCore:
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
+        if step.plan.loads and self._pool.tiers is not None:
+            self._pool.tiers.load_bound.observe(step.plan.loads, result.load_ms)
         gap_ms = result.idle_ms if step.follows_on else None
         self._cost.observe(step.contents.work, result.device_ms, gap_ms)
         self._drafting.observe(step.plan, drafted, result, gap_ms)

@@ -22,6 +22,7 @@ from engine.loop.filling import Fill
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.loop.tiers import prompt_ms
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
 from engine.step.plan import Admit, RecordMove, StepPlan
 
@@ -51,8 +52,6 @@ class Limits:
     """With pipeline stages: the steps in flight that rows which decode are spread over."""
     late_s: float = 0.0
     """How long a request whose first token is late makes way for those that are not."""
-    loaded_bytes: float = math.inf
-    """Of records that one step copies into blocks while others decode: they wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +195,15 @@ class Planner:
         waiting = self._queues.admissible()
         if not self._pool.tiers:
             return waiting
-        cost, now = self._step_cost(), self._clock()
-        staged = {s for s in waiting[:HITS_LOOKED_UP] if self._pool.stages(s, cost, now)}
+        cost, now, staged, ahead_ms = self._step_cost(), self._clock(), set[Sequence](), list[float]()
+        if not all(s.looked for s in waiting[:HITS_LOOKED_UP]):
+            left = [(s.prompt_len - s.scheduled, s.scheduled) for s in self._queues.running]
+            ahead_ms = [prompt_ms(cost, StepWork.chunk(*tokens)) for tokens in left if tokens[0] > 0]
+        for s in waiting[:HITS_LOOKED_UP]:
+            if self._pool.stages(s, cost, now, ahead_ms):
+                staged.add(s)
+            else:
+                ahead_ms.append(s.compute_ms)
         return [s for s in waiting if s not in staged]
 
     def _still_filling(self) -> list[Sequence]:
@@ -214,9 +220,12 @@ class Planner:
         return [(s, s.fill) for s in self._queues.running if s.fill is not None]
 
     def _loaded_bytes(self) -> float:
-        """Of records that the next step copies, at most."""
-        decoding = any(s.fill is None and s.decodes for s in self._queues.running)
-        return self._limits.loaded_bytes if decoding else math.inf
+        """Of records that the next step copies, at most: those that decode wait for it."""
+        decoding = [s for s in self._queues.running if s.fill is None and s.decodes]
+        if not decoding or self._pool.tiers is None:
+            return math.inf
+        work = StepWork(len(decoding), len(decoding), sum(s.known for s in decoding))
+        return self._pool.tiers.load_bound.most_bytes(self._step_cost().ms(work))
 
     def _token_budget(self) -> int:
         """Of a step: less than ``scheduler.token_budget`` where that would take too long for a first token."""

@@ -53,6 +53,8 @@ class Pool:
         self._kv_lookahead = kv_lookahead
         self.tiers: Tiers | None = None
         """Keys and values beyond the device, once the engine has started."""
+        self._num_resets = 0
+        """Calls of :meth:`reset_cache`."""
         self.blocks_coming = [0] * len(self.groups)
         """By group: upper bound of blocks that become available when steps in flight retire."""
 
@@ -64,8 +66,9 @@ class Pool:
         """Tokens of a waiting sequence that are cached right now, in blocks or in records."""
         return self._match(self._reusable(sequence))
 
-    def stages(self, sequence: Sequence, cost: StepCost, now_s: float) -> bool:
-        """Whether a waiting sequence is to wait on, for records that are on their way."""
+    def stages(self, sequence: Sequence, cost: StepCost, now_s: float, ahead_ms: SequenceOf[float]) -> bool:
+        """Whether a waiting sequence is to wait on, for records that are on their way. ``ahead_ms``: what computing
+        each of those takes that come before it."""
         if self.tiers is None:
             return False
         if not sequence.looked:
@@ -74,7 +77,7 @@ class Pool:
                 sequence.read = Read.without_records(now_s, known_s)
             else:
                 sequence.looked = True
-                sequence.read = self.tiers.stage(prefix, cost)
+                sequence.compute_ms, sequence.read = self.tiers.stage(prefix, cost, ahead_ms)
         return sequence.read is not None and sequence.read.waits(now_s)
 
     def when_stored(self, call: Callable[[], None]) -> None:
@@ -99,6 +102,7 @@ class Pool:
         """Give the sequence a row and a lease, prefix hit included. False: no free row or blocks."""
         if not self._free_rows:
             return False
+        sequence.num_resets = self._num_resets
         prefix = self._reusable(sequence)
         if self.tiers is not None:
             found, reach = self.allocator.match_prefix(prefix), self.tiers.reach(prefix)
@@ -222,10 +226,11 @@ class Pool:
         prefix = self._prefix(sequence, sequence.computed)
         is_last_of_prompt = sequence.lease.num_committed < sequence.prompt_len <= sequence.computed
         retain = sequence.request.retain if is_last_of_prompt and self.allocator.retains else ()
-        new = self.tiers.storing.begin(sequence.lease, prefix, retain) if self.tiers is not None else ()
+        storing = None if self.tiers is None or sequence.num_resets < self._num_resets else self.tiers.storing
+        new = () if storing is None else storing.begin(sequence.lease, prefix, retain)
         self.allocator.commit(sequence.lease, prefix)
-        if new and self.tiers is not None:
-            self.tiers.storing.store(new)  # before a later plan can write to them
+        if new and storing is not None:
+            storing.store(new)  # before a later plan can write to them
         if retain and prefix.keys:
             self._retain(sequence, prefix)
 
@@ -259,7 +264,9 @@ class Pool:
         self._ledger.after(sequence.last_plan, give_back)
 
     def reset_cache(self) -> None:
-        """Nobody finds what was computed up to now, but in blocks that a lease holds."""
+        """Nobody finds what was computed up to now, but in blocks that a lease holds; what goes on from there is not
+        stored."""
+        self._num_resets += 1
         self.allocator.reset_cache()
         if self.tiers is not None:
             self.tiers.clear()

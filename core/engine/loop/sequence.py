@@ -52,8 +52,12 @@ class Sequence:
     """Records of its prefix, until plans have all of them: it is not computed before."""
     read: Read | None = None
     """Records that are on their way while it waits."""
+    num_resets: int = 0
+    """How often everything cached had been forgotten when it was admitted."""
     looked: bool = False
     """Records were looked for since it began to wait."""
+    compute_ms: float = 0.0
+    """What computing it was expected to take then, as far as that is measured."""
     loaded: dict[str, int] = field(default_factory=dict)
     """Tokens of its prefix that were found in records and not in blocks, at its last admission, by store."""
     staged: StagedTokens | None = None

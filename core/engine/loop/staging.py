@@ -25,7 +25,8 @@ LAST_WEIGHT = 0.3
 DOUBT = 0.02
 """What a rate is believed to have grown by whenever nothing was read because of it: so it is measured again."""
 LATEST = 0.5
-"""Of the time to compute the same tokens: how much longer than expected a read may take; a late one costs that."""
+"""Of the time to compute the same tokens: how much longer than expected a read may take, or than others are computed
+that come before; a late one costs that."""
 MOST_SHARE = 0.25
 """Of memory: what is being read at once, at most."""
 MOST_WRITTEN = 0.5
@@ -131,12 +132,13 @@ class Staging:
             raise contract_error(store, "has", f"returned {quote(found)}, expected True or False")
         return found
 
-    def read(self, number: int, ids: Sequence[RecordId], compute_s: float) -> Read | None:
-        """Bring records from a store, if that is sooner than to compute them, which takes ``compute_s``."""
+    def read(self, number: int, ids: Sequence[RecordId], compute_s: float, ahead_s: float = 0.0) -> Read | None:
+        """Bring records from a store, if that is sooner than to compute them, which takes ``compute_s``, after others
+        have been computed for ``ahead_s``."""
         num_bytes = sum([self.num_bytes[group] for group, _ in ids])
         expected_s = (self._in_flight + num_bytes) / self._rates[number]
         tally = self.tallies[number]
-        if expected_s >= compute_s:
+        if expected_s >= ahead_s + compute_s:
             tally.skipped["slower"] += 1
             if not self._in_flight:
                 self._rates[number] *= 1.0 + DOUBT
@@ -156,7 +158,8 @@ class Staging:
             tally.skipped["no_room"] += 1
             return None
         now = self._clock()
-        read = Read(ids, slots, num_bytes, now, now + expected_s + LATEST * compute_s, store=number)
+        deadline_s = now + max(expected_s, ahead_s) + LATEST * compute_s
+        read = Read(ids, slots, num_bytes, now, deadline_s, store=number)
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )

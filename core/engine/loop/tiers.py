@@ -18,7 +18,7 @@ from engine.contracts.request import StagedTokens
 from engine.contracts.step_cost import NO_WORK, StepCost, StepWork
 from engine.kv.checked_allocator import CheckedAllocator
 from engine.kv.checked_memory import CheckedMemory
-from engine.loop.filling import Fill
+from engine.loop.filling import Fill, LoadBound
 from engine.loop.lending import Lending
 from engine.loop.messages import StoreState
 from engine.loop.staging import Read, Staging, Tally
@@ -28,8 +28,8 @@ from engine.step.plan import RecordMove
 
 FEWEST_TOKENS = 32
 """Less than this is computed, not read from a further store."""
-UNKNOWN_S = 5.0
-"""What it takes to compute tokens before that was measured."""
+UNKNOWN_S = 1.0
+"""What it takes to compute tokens before any prompt was measured."""
 MEASURED_TOKENS = 256
 """Of a step: smaller ones say little of what a prompt takes."""
 
@@ -57,8 +57,10 @@ class Tiers:
         block_size: int,
         store: StoreMoves,
         clock: Callable[[], float],
+        first_cost: StepCost,
     ) -> None:
-        """``stores``: open, the first of them a :class:`MemoryStore`; ``num_bytes``: of a record, by group."""
+        """``stores``: open, the first of them a :class:`MemoryStore`; ``num_bytes``: of a record, by group;
+        ``first_cost``: of steps, which counts until it is known better."""
         memory, *further = stores
         assert isinstance(memory, MemoryStore)
         self._memory = CheckedMemory(memory, num_bytes)
@@ -73,6 +75,8 @@ class Tiers:
         self._allocator = allocator
         self._groups = tuple(groups)
         self._block_size = block_size
+        self._first_cost = first_cost
+        self.load_bound = LoadBound(num_bytes)
         self._own = Tally(names[0])
         """Of memory."""
         further_names = names[1:] if self._others is None else (f"{names[0]} of others", *names[1:])
@@ -109,12 +113,18 @@ class Tiers:
 
     # What further stores have ------------------------------------------------------------------------------------
 
-    def stage(self, prefix: Prefix, cost: StepCost) -> Read | None:
+    def stage(self, prefix: Prefix, cost: StepCost, ahead_ms: Sequence[float]) -> tuple[float, Read | None]:
         """Begin to bring what the further store that reaches furthest has of a prefix, where that is sooner than to
-        compute it. ``None``: nothing to wait for."""
-        if not self._staging.stores or not prefix.keys:
-            return None
-        reach, size = self.reach(prefix), self._block_size
+        compute it. ``ahead_ms``: what computing each of those takes that come before it. Returns what computing it
+        takes, as far as that is measured, and what to wait for, if anything."""
+        if not self._staging.stores:
+            return 0.0, None
+        reach = self.reach(prefix)
+        read = self._stage(prefix, reach, cost, ahead_ms) if prefix.keys else None
+        return prompt_ms(cost, StepWork.chunk(prefix.num_tokens + 1 - reach, reach)), read
+
+    def _stage(self, prefix: Prefix, reach: int, cost: StepCost, ahead_ms: Sequence[float]) -> Read | None:
+        size = self._block_size
         reaches = [self._reach(prefix, partial(self._has_with, store)) for store in self._staging.stores]
         full = max(reaches)
         end, number = full * size, reaches.index(full)
@@ -127,8 +137,12 @@ class Tiers:
             for group in self._groups
             if at >= group.num_passed(end, size) and not self._has(group.group_id, prefix.keys[at + 1])
         ]
-        compute_ms = prompt_ms(cost, StepWork.chunk(end - reach, reach))
-        read = self._staging.read(number, ids, compute_ms / 1e3 or UNKNOWN_S)
+        work = StepWork.chunk(end - reach, reach)
+        compute_ms = prompt_ms(cost, work)
+        compute_s = (compute_ms or prompt_ms(self._first_cost, work)) / 1e3 or UNKNOWN_S
+        # Steps are shared out, so a short prompt does not wait until a long one is computed.
+        ahead_s = sum([min(each / 1e3, compute_s) for each in ahead_ms])
+        read = self._staging.read(number, ids, compute_s, ahead_s)
         if read is not None:
             read.first, read.compute_ms = reach, compute_ms
         return read

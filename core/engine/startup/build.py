@@ -36,8 +36,6 @@ from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
 
 OnProgress = Callable[[Progress], None]
-LOADED_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
-"""Of a rank's records that a step copies while others decode: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,6 @@ def make_core(
             scheduler.itl_target_ms,
             plan.in_flight if plan.layout.pp > 1 else 1,
             plan.settings.slo.late_s,
-            LOADED_BYTES[plan.device.kind],
         ),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,

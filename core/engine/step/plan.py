@@ -125,8 +125,10 @@ class StepResult(msgspec.Struct, frozen=True):
     """Forward, sample and verify, by the device's clock."""
     draft_ms: float = 0.0
     """In a drafter on the device, after this step."""
+    load_ms: float = 0.0
+    """Copying the plan's records into blocks, before this step."""
     idle_ms: float = 0.0
-    """How long the device had nothing to do before this step."""
+    """How long the device had nothing to do before that."""
     captured: bool = False
     """Replayed from a capture."""
 

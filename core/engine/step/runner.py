@@ -76,6 +76,8 @@ class ModelRunner:
         """Of the cache, in memory that a store has."""
         self._last: Mark | None = None
         """When the last step was done."""
+        self._loading: Mark | None = None
+        """When records of the plan that was applied last began to be copied."""
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -88,6 +90,7 @@ class ModelRunner:
         for admit in plan.admits:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
+        self._loading = mark(self.tables.device) if plan.loads else None
         for move in plan.loads:  # perhaps into a block that was copied above and evicted since
             assert self.records is not None
             self.records.scatter(move.group, move.slots, move.blocks)
@@ -132,7 +135,7 @@ class ModelRunner:
         if self.drafts is not None and plan.syncs_drafter:
             valid = self.drafts.after(plan, inputs, aux, captured)
             ended = mark(self.tables.device)
-        times = Times(self._last, started, done, ended)
+        times = Times(self._last, self._loading or started, started, done, ended)
         self._last = ended
         relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
         return RunningStep(plan, sampled, prompts, times, valid, relayed, captured is not None)

@@ -30,6 +30,8 @@ class Times:
 
     previous: Mark | None
     """When the step before it was done, drafting included."""
+    loading: Mark
+    """When it began to copy records; ``started`` where it has none."""
     started: Mark
     sampled: Mark
     ended: Mark
@@ -100,6 +102,7 @@ class RunningStep:
             rows,
             device_ms=elapsed_ms(times.started, times.sampled),
             draft_ms=elapsed_ms(times.sampled, times.ended),
-            idle_ms=0.0 if times.previous is None else elapsed_ms(times.previous, times.started),
+            load_ms=elapsed_ms(times.loading, times.started),
+            idle_ms=0.0 if times.previous is None else elapsed_ms(times.previous, times.loading),
             captured=self._captured,
         )

@@ -44,6 +44,8 @@ MOST_QUEUED = 256 * 1024**2
 """Bytes that wait to be written, at most: what comes then is dropped."""
 UNFINISHED_S = 600.0
 """A file that has not been written to for so long will not be finished: its process was killed."""
+LOOK_S = 0.05
+"""How long the loop waits until a file system says whether a file is there: what takes longer is a miss."""
 PAUSE_S = 30.0
 """Nothing is written for so long after a write has failed."""
 SLACK = 0.05
@@ -122,6 +124,8 @@ class DiskStore:
         self._reads: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
+        self._looker = ThreadPoolExecutor(1, thread_name_prefix="kv-look")
+        self._look: Future[os.stat_result] | None = None
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._layout, self._wake = layout, wake
@@ -142,12 +146,13 @@ class DiskStore:
         return (group, key) in self._index or self._found((group, key))
 
     def _found(self, each: RecordId) -> bool:
-        """Whether another engine has written it."""
-        if self._clearing:
+        """Whether another engine has written it. While the file system hangs, nobody waits for it."""
+        if self._clearing or (self._look is not None and not self._look.done()):
             return False
+        self._look = self._looker.submit(status_of, file_of(self._folder, each))
         try:
-            status = os.stat(file_of(self._folder, each), follow_symlinks=False)
-        except OSError:
+            status = self._look.result(LOOK_S)
+        except OSError:  # not there, or not known in time
             return False
         if not stat.S_ISREG(status.st_mode):
             return False
@@ -258,9 +263,10 @@ class DiskStore:
             write_file(new, header_of(each, record), record)
             size = new.stat().st_blocks * 512
             target.parent.mkdir(mode=0o700, exist_ok=True)
-            with self._lock:  # not after clear()
-                if generation == self._generation:
-                    os.replace(new, target)
+            if generation == self._generation:
+                os.replace(new, target)  # without the lock, which the loop takes
+            with self._lock:
+                if generation == self._generation:  # or clear() removes the file next
                     self._add(each, size)
                     self._written += size
         finally:
@@ -404,7 +410,16 @@ class DiskStore:
             threading.Event().wait(0.01)
         with self._lock:
             self._generation += 1  # what is not written by now is not wanted
-        self._writer.shutdown(wait=True)
+        last = self._writer.submit(int)
+        for threads in (self._writer, self._looker):
+            threads.shutdown(wait=False)
+        with suppress(TimeoutError):  # where the file system hangs
+            last.result(max(1.0, ends - time.monotonic()))
+
+
+def status_of(file: Path) -> os.stat_result:
+    """Raises ``OSError``."""
+    return os.stat(file, follow_symlinks=False)
 
 
 def remove_empty(folder: Path) -> None:

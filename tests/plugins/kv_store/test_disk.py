@@ -463,3 +463,26 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
     again = suite.staged(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes))
     assert num_found(again, ids) == 30
     again.close(1.0)
+
+
+def test_the_loop_waits_for_no_file_system(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers nothing until the end of the test."""
+    ids, store, answers, done = ids_of(8), suite.staged(), threading.Event(), threading.Event()
+    suite.written(store, ids[:4])
+    look, replace = disk.status_of, os.replace
+
+    def hang(call: Callable[..., object]) -> Callable[..., object]:
+        return lambda *args: (answers.wait(), call(*args))[1]
+
+    monkeypatch.setattr(disk, "status_of", hang(look))
+    monkeypatch.setattr(os, "replace", hang(replace))
+    assert store.put(*ids[4], memoryview(record_of(ids[4])), done.set)
+    assert num_found(store, ids) == 4 and store.usage().records == 4
+    store.clear()
+    assert num_found(store, ids) == 0
+    store.close(0.1)
+    assert not done.is_set()
+    answers.set()
+    assert done.wait(LONGEST_S)
+    store._writer.shutdown()
+    assert files(suite.folder) == []

@@ -65,7 +65,8 @@ class SimulatedDevice:
         work, draft_ms = self._work(plan), self._draft_ms(plan)
         self.last = self.timed(self._copied_s(plan.loads), work, draft_ms)
         self.last_rows = plan.rows
-        return self.waiting(plan.plan_id, tuple([self._run(row) for row in plan.rows]), self.last)
+        rows = tuple([self._run(row) for row in plan.rows])
+        return self.waiting(plan.plan_id, rows, self.last, 1e3 * self._copy_s(plan.loads))
 
     def copies_records(self, num_bytes: Sequence[int], rate: float) -> None:
         """From now on there is memory for records. ``num_bytes``: of one, by group; ``rate``: bytes copied a second."""
@@ -83,20 +84,24 @@ class SimulatedDevice:
 
     def _copied_s(self, moves: Sequence[RecordMove]) -> float:
         """When these are, behind all that was launched."""
-        num_bytes = sum([len(move.slots) * self._record_bytes[move.group] for move in moves])
-        return max(self.last.done_s, self._copied_until_s, self._clock.now) + num_bytes / self._copy_rate
+        return max(self.last.done_s, self._copied_until_s, self._clock.now) + self._copy_s(moves)
+
+    def _copy_s(self, moves: Sequence[RecordMove]) -> float:
+        return sum([len(move.slots) * self._record_bytes[move.group] for move in moves]) / self._copy_rate
 
     def timed(self, free_s: float, work: StepWork, draft_ms: float = 0.0) -> Timed:
         """Of a step that may begin at ``free_s``."""
         device_ms, gap_ms = self.cost.ms(work), self.cost.gap_ms
         return Timed(device_ms, draft_ms, gap_ms, free_s + (gap_ms + device_ms + draft_ms) / 1e3)
 
-    def waiting(self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed) -> Callable[[], StepResult]:
+    def waiting(
+        self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed, load_ms: float = 0.0
+    ) -> Callable[[], StepResult]:
         """What waits for the end of a step."""
 
         def wait() -> StepResult:
             self._clock.now = max(self._clock.now, timed.done_s)
-            return StepResult(plan_id, rows, timed.device_ms, timed.draft_ms, timed.idle_ms)
+            return StepResult(plan_id, rows, timed.device_ms, timed.draft_ms, load_ms, timed.idle_ms)
 
         return wait
 

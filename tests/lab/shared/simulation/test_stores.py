@@ -17,6 +17,7 @@ from engine.assembly.bind import build_context
 from engine.assembly.errors import AssemblyError
 from engine.contracts.kv_store import RecordLayout
 from engine.contracts.step_cost import StepCost
+from engine.loop import staging
 from engine.testing.kv_store import num_had
 from engine_lab.shared.simulation.clock import VirtualClock
 from engine_lab.shared.simulation.outcome import Outcome
@@ -129,6 +130,28 @@ def test_a_request_waits_for_its_records_and_is_computed_when_they_are_late(tmp_
     assert ttft_ms == pytest.approx(100.0 + SLOW.base_ms + SLOW.per_token_ms, abs=1.0)
     loaded, ttft_ms = last(num_bytes / 10.0)
     assert loaded == {} and computed_ms < ttft_ms < 1.6 * computed_ms + 100.0
+
+
+@pytest.mark.parametrize("longer", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("believed", [0.1, 1.0, 10.0])
+def test_many_prompts_at_once_are_not_later_because_a_disk_has_them(
+    longer: float, believed: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``longer``: reading takes than computing; ``believed``: of the rate, at first."""
+    count, tokens = 28, 20 * BLOCK
+    computed_ms = SLOW.base_ms + SLOW.per_token_ms * tokens
+    rate = 20 * of_records() / (longer * computed_ms / 1e3)
+    monkeypatch.setattr(staging, "FIRST_RATE", believed * rate)
+    asked = [(10.0 * i, i) for i in range(count)] + [(1e4, i) for i in range(count)]
+    trace = [TraceRequest(at_s, tokens + 1, 1, tuple(range(100 * i, 100 * i + 20)), BLOCK) for at_s, i in asked]
+
+    def latest(stores: int) -> float:
+        done = simulate(trace, [with_stores(stores, tmp_path, rates={"disk": rate, "host": 1e12})]).requests[count:]
+        assert (stores == 2) or not any(each.loaded.get("disk") for each in done)
+        return sorted(each.ttft_ms for each in done)[-2]
+
+    deadline_ms = (1.0 + staging.LATEST) * computed_ms
+    assert latest(2) <= 1.05 * latest(1) + (0.0 if believed == 1.0 else deadline_ms)
 
 
 def test_copies_between_pool_and_memory_take_time(tmp_path: Path) -> None:
