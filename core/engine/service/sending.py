@@ -23,7 +23,8 @@ MOST_DEATHS = 2
 NONE_TAKES = "no other engine takes requests"
 TOO_SHORT = "the others have no room for so many tokens"
 OTHER_IDENTITY = "the others have other weights, settings or software"
-REASONS = (NONE_TAKES, TOO_SHORT, OTHER_IDENTITY)
+NOT_NAMED = "the router names no other engine"
+REASONS = (NONE_TAKES, NOT_NAMED, TOO_SHORT, OTHER_IDENTITY)
 """Why a sequence stays at an engine that drains."""
 WAIT_S = 15.0
 """How long a sequence waits for another engine that is starting again."""
@@ -222,7 +223,9 @@ class Sending:
             return
         why_not = [self._why_not(each) for each in self._fleet.values() if each is not self.engine]
         self.stays = "" if None in why_not else max(filter(None, why_not), key=REASONS.index, default=NONE_TAKES)
-        if not self.stays and self._others():
+        if not self.stays and not self._others():
+            self.stays = NOT_NAMED
+        if not self.stays:
             self._leaves = True
             self._stream.abort()
 
