@@ -146,7 +146,8 @@ async def test_what_a_drained_engine_has_goes_on_at_another_one() -> None:
     begun = asyncio.create_task(texts(fleet, fleet.job(max_tokens=9, logprobs=1, echo=True)))
     await client.holding.wait()
     fleet.engines["a"].drain()
-    await other.holding.wait()
+    while len(other.requests) < 2:
+        await asyncio.sleep(0)
     assert (fleet.engines["a"].load, fleet.engines["b"].load.sequences) == (Load(), 2)
     (sent,) = [request for request in other.requests if request.output]
     assert sent == replace_in(client.requests[1], output=tuple(ids("I a")), prompt_logprobs=None, prefilled=True)
@@ -154,9 +155,8 @@ async def test_what_a_drained_engine_has_goes_on_at_another_one() -> None:
     assert await waiting == ["He is b"] and await begun == ["I ais b"]
     assert nothing_is_left(fleet)
     accounts = [event for event in fleet.bus.settled(lambda: list(fleet.events)) if isinstance(event, RequestEvent)]
-    assert [(each.engine, each.output_tokens, each.cached_tokens, each.attempts) for each in accounts] == [
-        ("b", 8, 4, 2), ("b", 8, 4, 2)
-    ]  # fmt: skip
+    figures = sorted((each.engine, each.output_tokens, each.cached_tokens, each.attempts) for each in accounts)
+    assert figures == [("b", 8, 4, 1), ("b", 8, 4, 2)]
 
 
 @in_loop

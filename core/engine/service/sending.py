@@ -121,9 +121,10 @@ class Sending:
         engine.sendings.add(self)
         ends = [end for end, _ in self.request.retain]
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt, ends)
-        self._attempt += 1
         if self._tokens:
             self._handed_over.append(f"went on at {engine.id} after {len(self._tokens):,} tokens")
+        else:
+            self._attempt += 1
         self._sent(engine)
 
     def _submit_to(self, engine: EngineHandle) -> OutputStream:
@@ -210,8 +211,8 @@ class Sending:
 
     @property
     def route(self) -> Mapping[str, str | int]:
-        """The engine that has the sequence, how many were sent it, why the first of them was, and after how many tokens
-        of the output others went on; empty where there is no other."""
+        """The engine that has the sequence, how many were sent it until one began, why the first of them was, and after
+        how many tokens others went on; empty where there is no other."""
         if self._reason is None:
             return {}
         reason = "; ".join([self._reason, *self._handed_over])
