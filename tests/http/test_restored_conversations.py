@@ -1,4 +1,4 @@
-"""A conversation goes on after its server was ended: what was said is found by its id, its keys and values in a store."""
+"""A conversation goes on after its server was ended: what was said is found by its id, keys and values in stores."""
 
 from __future__ import annotations
 
