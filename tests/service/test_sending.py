@@ -292,6 +292,11 @@ async def test_counts_return_to_zero_after_any_mix_of_ends() -> None:
         elif turn % 3 == 1:
             for task in rng.sample(crowd, len(crowd) // 2):
                 task.cancel()
+        for name in rng.choices("ab", k=3):
+            await asyncio.sleep(0)
+            for engine in fleet.engines.values():
+                engine.draining = False
+            fleet.engines[name].drain()
         await asyncio.gather(*crowd, return_exceptions=True)
         assert nothing_is_left(fleet), [engine.load for engine in fleet.engines.values()]
 
