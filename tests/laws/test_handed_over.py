@@ -126,6 +126,7 @@ def settled(engines: Pair) -> bool:
 
 async def equal_answers(rounds: int, *overrides: str) -> None:
     async with pair(*overrides) as engines:
+        assert all(engine.identity for engine in engines.engines.values())
         expected = [await answer(engines, f"alone {at}", asked) for at, asked in enumerate(ASKED)]
         hand_overs = 0
         for seed in range(rounds):
