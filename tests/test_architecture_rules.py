@@ -446,6 +446,7 @@ WALL_CLOCK = {
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/service/prepare.py",  # "created"
     "core/engine/service/batches/store.py",  # "created_at", "expires_at"
+    "core/engine/service/response_store.py",  # how long responses lie in a folder
     "core/engine/grpc/vllm_engine.py",  # "timestamp"
     "core/engine/http/state.py",  # "created"
     "core/engine/http/ollama_format.py",  # "created_at"

@@ -26,6 +26,7 @@ def test_whatever_a_file_defines_is_imported_from_the_package() -> None:
     ("make", "says"),
     [
         (lambda: config.BatchSettings(path="here"), "batches.path=here: expected auto, none or an absolute path"),
+        (lambda: config.ServerSettings(store_path="here"), "server.store_path=here: expected none or an absolute path"),
         (lambda: config.FleetSettings(replicas=65), "fleet.replicas=65: expected 1 to 64"),
         (lambda: config.GatewaySettings(patience_s=61.0), "gateway.patience_s=61.0: expected 0.0 to 60.0"),
         (lambda: config.ParallelismConfig(tp=0), "parallelism.tp=0: expected at least 1"),

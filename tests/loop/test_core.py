@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from msgspec import structs
 
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
@@ -88,6 +89,19 @@ def test_a_prompt_that_fills_the_context_is_computed_if_nothing_is_to_follow(plu
         "64+1": ("error", "the prompt has 64 tokens, at most 63 fit"),
         "65+0": ("error", "the prompt has 65 tokens, at most 64 fit"),
     }
+    assert_all_given_back(simulation)
+
+
+def test_an_output_that_another_engine_has_begun_is_ended_here_and_counted_as_one():
+    simulation = simulate(drafts=2)
+    whole = greedy("r", tuple(range(1, 30)), 20)
+    tokens = expected(whole)
+    for begun in range(20):
+        request = structs.replace(whole, request_id=f"r{begun}", output=tuple(tokens[:begun]))
+        assert simulation.serve(request) == {f"r{begun}": tokens[begun:]}
+    simulation.core.submit(structs.replace(whole, output=tuple(tokens)))
+    (refused,) = simulation.core.step().outputs
+    assert refused.error == "the output has 20 tokens already, and may have 20"
     assert_all_given_back(simulation)
 
 

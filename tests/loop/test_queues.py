@@ -1,3 +1,5 @@
+from msgspec import structs
+
 from engine.contracts.request import EngineRequest
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
@@ -88,6 +90,22 @@ def test_a_client_that_comes_back_has_saved_up_no_turns_and_owes_none():
     queues.add(sequence("b1", 5, client="b"))
     queues.add(sequence("a4", 6, client="a"))
     assert names(queues.waiting) == ["a3", "b1", "a4"]
+
+
+def test_what_another_engine_has_begun_comes_first_and_counts_there():
+    queues = Queues(8)
+    for arrival in range(3):
+        queues.add(sequence(f"new{arrival}", arrival, client="one", prompt=10))
+    queues.start(queues.waiting[0])
+    begun = sequence("begun", 3, client="two", prompt=10)
+    begun.request = structs.replace(begun.request, output=(1,) * 50)
+    begun.tokens += [1] * 52
+    queues.add(begun)
+    assert names(queues.waiting) == ["begun", "new1", "new2"]
+    queues.add(sequence("next", 4, client="two", prompt=10))
+    queues.finish(begun)
+    queues.add(sequence("last", 5, client="two", prompt=10))
+    assert names(queues.waiting) == ["next", "new1", "last", "new2"]
 
 
 def test_one_client_alone_is_served_first_come_first_served():

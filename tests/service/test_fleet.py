@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec import structs
 
 from engine.contracts.router import Attempts
 from engine.service import fleet as module
 from engine.service.errors import ApiError
 from engine.service.fleet import Change, Fleet
+from engine.service.sending import OTHER_IDENTITY
 
 from .fakes import in_loop
 from .test_dispatch import Fleet as Engines
@@ -54,6 +56,13 @@ async def done(change: Change) -> list[tuple[str, str]]:
     return [(step.engine, step.step) for step in change.steps]
 
 
+def other_software(engines: Engines) -> None:
+    """Engine b's answers are not those of a."""
+    client = engines.clients["b"]
+    assert client.info is not None
+    client.info = structs.replace(client.info, identity="another")
+
+
 def all_of(engines: Engines) -> list[module.EngineHandle]:
     return list(engines.engines.values())
 
@@ -82,10 +91,11 @@ async def test_engines_are_restarted_one_at_a_time_and_nothing_fails_meanwhile()
 
 
 @in_loop
-async def test_what_has_begun_ends_before_its_engine_does_and_the_rest_moves_on() -> None:
+async def test_what_cannot_move_on_ends_before_its_engine_does_and_the_rest_moves_on() -> None:
     async with watched() as (engines, fleet):
         client = engines.clients["a"]
         client.hold_before = 1
+        other_software(engines)
         staying = asyncio.create_task(texts(engines, engines.job()))
         await client.holding.wait()
         client.hold_before, client.holding = 0, asyncio.Event()
@@ -93,7 +103,8 @@ async def test_what_has_begun_ends_before_its_engine_does_and_the_rest_moves_on(
         await client.holding.wait()
         change = fleet.restart([engines.engines["a"]])
         assert await moving == ["I am b"]
-        assert [step.step for step in change.steps] == ["draining"] and change.steps[0].sequences == 2
+        (draining,) = change.steps
+        assert (draining.step, draining.sequences, draining.staying) == ("draining", 2, {OTHER_IDENTITY: 1})
         client.proceeding.set()
         assert await staying == ["I am a"]
         assert await done(change) == ROLLING[:3]
@@ -104,6 +115,7 @@ async def test_what_takes_too_long_ends_with_an_error_that_says_why() -> None:
     async with watched(drain_s=0.01) as (engines, fleet):
         client = engines.clients["a"]
         client.hold_before = 1
+        other_software(engines)
         running = asyncio.create_task(texts(engines, engines.job()))
         await client.holding.wait()
         steps = await done(fleet.restart([engines.engines["a"]]))
@@ -204,6 +216,7 @@ async def test_fewer_engines_and_more_of_them() -> None:
 async def test_a_server_that_ends_begins_no_restart_and_breaks_off_one() -> None:
     async with watched() as (engines, fleet):
         client = engines.clients["a"]
+        other_software(engines)
         client.hold_before = 1
         running = asyncio.create_task(texts(engines, engines.job()))
         await client.holding.wait()

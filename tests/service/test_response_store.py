@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.service.errors import ApiError
+from engine.service.response_rows import InUse, ResponseRows
 from engine.service.response_store import (
     ENTRY_BYTES,
     Record,
@@ -137,6 +143,68 @@ def test_a_response_larger_than_the_store_is_not_kept() -> None:
     store = ResponseStore(ENTRY_BYTES, 60)
     store.keep(Record("resp_1", b"{}", b""), b"", None, NOBODY, "a")
     assert names(store, "1") == [] and store.num_bytes == 0
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Seconds since 1970."""
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+def test_a_server_finds_what_the_one_before_it_stored(tmp_path: Path, wall: Clock) -> None:
+    """Whatever was kept, gone on from, deleted, dropped for want of bytes or time: the same, for the same tenants."""
+    rng = random.Random(0)
+    tenants = [NOBODY, ("u", ""), ("", "salt")]
+    turns: list[tuple[str, tuple[str, str], StoredTurn | None]] = []
+
+    def opened() -> ResponseStore:
+        return ResponseStore(20 * ENTRY_BYTES, 60, wall, ResponseRows(tmp_path / "responses"))
+
+    def all_of(store: ResponseStore) -> list[Any]:
+        found: list[Any] = [store.num_bytes]
+        for name, own, _ in turns:
+            for tenant in tenants:
+                try:
+                    turn = store.find(f"resp_{name}", tenant)
+                except ApiError:
+                    continue
+                assert tenant == own
+                found.append((name, turn.history(), turn.record, turn.owner))
+        return found
+
+    store = opened()
+    for number in range(300):
+        wall.now_s += rng.expovariate(0.5)
+        tenant, before = rng.choice(tenants), None
+        mine = [(name, turn) for name, own, turn in turns if own == tenant]
+        if mine and rng.random() < 0.7:
+            before = rng.choice(mine[-8:])[1]  # its id may be gone: a long answer went on from it
+        with suppress(ApiError):  # what it went on from takes all bytes
+            turns.append((str(number), tenant, keep(store, str(number), before, rng.choice("ab"), tenant)))
+        if rng.random() < 0.2:
+            with suppress(ApiError):
+                store.forget(f"resp_{rng.choice(mine)[0] if mine else 0}", tenant)
+        if rng.random() < 0.1:
+            before_it = all_of(store)
+            store.close()
+            store = opened()
+            assert all_of(store) == before_it, number
+            turns = [(name, own, turn) for name, own, turn in turns if f"resp_{name}" in store._entries]
+            turns = [(name, own, store.find(f"resp_{name}", own)) for name, own, _ in turns]
+    wall.now_s += 61
+    store.close()
+    rows = ResponseRows(tmp_path / "responses")
+    with pytest.raises(InUse):
+        opened()
+    store = ResponseStore(20 * ENTRY_BYTES, 60, wall, rows)
+    assert store.num_bytes == 0
+    store.close()
+    rows = ResponseRows(tmp_path / "responses")
+    assert rows.read() == []
+    rows.close()
+    assert (tmp_path / "responses").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_id_of_an_item_names_its_response() -> None:

@@ -7,11 +7,14 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine.contracts.config import SloClass
-from engine.contracts.request import TokensOut
+from engine.contracts.events import RequestEvent
+from engine.contracts.request import EngineRequest, TokensOut
 from engine.contracts.router import Attempts
 from engine.loop.messages import EngineStats, StepOutputs
 from engine.service.engines import EngineHandle
@@ -21,6 +24,11 @@ from engine.service.promises import Promise
 
 from .fakes import ScriptedClient, ids, in_loop, make_plan, make_tokenizer, says
 from .test_dispatch import BOTH, Fleet, texts
+
+
+def replace_in(request: EngineRequest, prompt_logprobs: int | None, **changed: Any) -> EngineRequest:
+    sampling = structs.replace(request.sampling, prompt_logprobs=prompt_logprobs)
+    return structs.replace(request, sampling=sampling, **changed)
 
 
 def nothing_is_left(fleet: Fleet) -> bool:
@@ -127,26 +135,53 @@ async def test_a_sequence_that_has_begun_ends_with_its_engine_and_is_never_answe
 
 
 @in_loop
-async def test_an_engine_that_is_drained_ends_what_it_has_begun_and_lets_go_of_the_rest() -> None:
+async def test_what_a_drained_engine_has_goes_on_at_another_one() -> None:
     fleet = Fleet()
     await fleet.start()
-    fleet.router.decision, client = BOTH, fleet.clients["a"]
-    client.hold_before = 0
-    moving = asyncio.create_task(texts(fleet, fleet.job()))
+    fleet.router.decision, client, other = BOTH, fleet.clients["a"], fleet.clients["b"]
+    client.hold_before, other.script = 0, says("He is b")
+    waiting = asyncio.create_task(texts(fleet, fleet.job()))
     await client.holding.wait()
-    client.hold_before, client.holding = 1, asyncio.Event()
-    staying = asyncio.create_task(texts(fleet, fleet.job()))
+    client.hold_before, client.holding, other.hold_before = 3, asyncio.Event(), 5
+    begun = asyncio.create_task(texts(fleet, fleet.job(max_tokens=9, logprobs=1, echo=True)))
     await client.holding.wait()
     fleet.engines["a"].drain()
-    assert await moving == ["I am b"]
-    client.proceeding.set()
-    assert await staying == ["I am a"]
-    assert await texts(fleet, fleet.job()) == ["I am b"]
+    while len(other.requests) < 2:
+        await asyncio.sleep(0)
+    assert (fleet.engines["a"].load, fleet.engines["b"].load.sequences) == (Load(), 2)
+    (sent,) = [request for request in other.requests if request.output]
+    assert sent == replace_in(client.requests[1], output=tuple(ids("I a")), prompt_logprobs=None, prefilled=True)
+    other.proceeding.set()
+    assert await waiting == ["He is b"] and await begun == ["I ais b"]
     assert nothing_is_left(fleet)
+    accounts = [event for event in fleet.bus.settled(lambda: list(fleet.events)) if isinstance(event, RequestEvent)]
+    figures = sorted((each.engine, each.output_tokens, each.cached_tokens, each.attempts) for each in accounts)
+    assert figures == [("b", 8, 4, 1), ("b", 8, 4, 2)]
 
 
 @in_loop
-async def test_tokens_that_come_while_a_sequence_leaves_are_not_answered() -> None:
+async def test_an_engine_with_other_software_or_less_room_goes_on_with_nothing() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client, other = BOTH, fleet.clients["a"], fleet.clients["b"]
+    client.hold_before = 1
+    begun = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    assert other.info is not None
+    for changed, why in (
+        ({"identity": "new"}, "the others have other weights, settings or software"),
+        ({"max_len": 8}, "the others have no room for so many tokens"),
+    ):
+        kept, other.info = other.info, structs.replace(other.info, **changed)
+        fleet.engines["a"].drain()
+        assert not client.aborted and fleet.engines["a"].staying == {why: 1}
+        other.info = kept
+    client.proceeding.set()
+    assert await begun == ["I am a"] and nothing_is_left(fleet)
+
+
+@in_loop
+async def test_the_next_engine_goes_on_after_tokens_that_come_while_a_sequence_leaves() -> None:
     fleet = Fleet()
     await fleet.start()
     fleet.router.decision, client = BOTH, fleet.clients["a"]
@@ -157,7 +192,7 @@ async def test_tokens_that_come_while_a_sequence_leaves_are_not_answered() -> No
     (request,) = client.requests
     client.deliver(StepOutputs((TokensOut(request.request_id, tuple(ids("no"))),), (), EngineStats()))
     client.slow_to_abort.set()
-    assert await running == ["I am b"]
+    assert await running == ["noam b"]
     assert nothing_is_left(fleet)
 
 
@@ -257,6 +292,11 @@ async def test_counts_return_to_zero_after_any_mix_of_ends() -> None:
         elif turn % 3 == 1:
             for task in rng.sample(crowd, len(crowd) // 2):
                 task.cancel()
+        for name in rng.choices("ab", k=3):
+            await asyncio.sleep(0)
+            for engine in fleet.engines.values():
+                engine.draining = False
+            fleet.engines[name].drain()
         await asyncio.gather(*crowd, return_exceptions=True)
         assert nothing_is_left(fleet), [engine.load for engine in fleet.engines.values()]
 

@@ -14,7 +14,7 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.startup.content_digest import content_digest
-from engine.startup.namespace import lasting_namespace, passing_namespace
+from engine.startup.namespace import identity_of, lasting_namespace, passing_namespace
 
 COMMON = ["device=cpu", "attention_kernel=torch"]
 
@@ -67,6 +67,14 @@ def test_another_file_in_the_place_of_the_first_is_another_namespace(checkpoint:
     os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
     os.replace(copy, file)
     assert lasting_namespace(plan) != before
+
+
+def test_an_engine_without_stores_is_another_one_after_any_change_of_its_files(checkpoint: Path) -> None:
+    plan, file = plan_of(checkpoint), checkpoint / "model.safetensors"
+    before = identity_of(plan, "")
+    assert identity_of(plan, "") == before != identity_of(plan_of(checkpoint, "kv_format=int8"), "")
+    flip_a_bit(file, file.stat().st_size - 1)
+    assert identity_of(plan, "") != before and identity_of(plan, "lasting") == "lasting"
 
 
 def test_a_drafter_s_weights_are_in_the_namespace(checkpoint: Path, tmp_path: Path) -> None:

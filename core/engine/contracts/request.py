@@ -89,6 +89,8 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Another engine has just computed the prompt: stores may hear of it a moment later."""
     retain: tuple[Retained, ...] = ()
     """Beginnings of the prompt that are to stay in the prefix cache, as far as there is room."""
+    output: tuple[int, ...] = ()
+    """What another engine has generated of it: the output goes on after these tokens, and they count as its own."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

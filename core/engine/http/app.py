@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from aiohttp import web
 
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import CommandProvider
+from engine.contracts.config import ServerSettings
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.http.answering import answer
@@ -55,6 +59,7 @@ from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
 from engine.service.keys import Keys
 from engine.service.placing import Placing
+from engine.service.response_rows import InUse, ResponseRows
 from engine.service.response_store import ResponseStore
 from engine.service.scaler import Scaler
 from engine.service.tokenizer import Tokenizer
@@ -72,7 +77,8 @@ def build_app(
 ) -> web.Application:
     """The application over engines of one plan that somebody else starts, by id. ``finders``: commands that have
     findings, by name; ``grammars``: refuses those that cannot be enforced, ``None``: all of them.
-    Call inside a running event loop. Raises :class:`AssemblyError` where ``server.keys`` cannot be read."""
+    Call inside a running event loop. Raises :class:`AssemblyError` where ``server.keys`` cannot be read or
+    ``server.store_path`` cannot be used."""
     checks = GrammarChecks(grammars, plan.constraint)
     role = plan.settings.fleet.role
     engines = {
@@ -117,7 +123,7 @@ def _state(
         bus=bus,
         waterfalls=waterfalls,
         finders=Finders(finders),
-        responses=ResponseStore(settings.store_bytes, settings.store_s),
+        responses=ResponseStore(settings.store_bytes, settings.store_s, rows=_rows(settings)),
     )
     state.batches = Batches(
         plan.settings.batches,
@@ -130,6 +136,19 @@ def _state(
         lambda: state.scaler.is_asleep,
     )
     return state
+
+
+def _rows(settings: ServerSettings) -> ResponseRows | None:
+    """Raises :class:`AssemblyError` for a folder that cannot be used."""
+    if settings.store_path == "none" or not settings.store_bytes:
+        return None
+    try:
+        return ResponseRows(Path(settings.store_path))
+    except InUse:
+        why = "another server has it; give each its own"
+    except (OSError, sqlite3.Error) as error:
+        why = str(error)
+    raise AssemblyError([f"server.store_path={settings.store_path}: {why}"])
 
 
 def _add_routes(router: web.UrlDispatcher) -> None:
@@ -187,6 +206,7 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     yield
     await state.batches.close()
     await state.session.close()
+    await asyncio.to_thread(state.responses.close)
     state.engine.tokenizer.close()
     state.engine.grammars.close()
     state.body_parser.close()

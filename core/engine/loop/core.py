@@ -248,7 +248,7 @@ class EngineCore:
             stop_ids=self._stop_ids(sampling),
             max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._settings.max_len),
             submitted_s=self._clock() if arrived_s is None else arrived_s,
-            tokens=list(request.prompt),
+            tokens=[*request.prompt, *request.output],
         )
         if self._caches and sampling.prompt_logprobs is None:
             sequence.keys = BlockKeys((self._settings.namespace, request.cache_salt), self._settings.block_size)
@@ -266,6 +266,9 @@ class EngineCore:
         most = self._settings.max_len - min(request.sampling.max_tokens, 1)
         if len(request.prompt) > most:
             return f"the prompt has {len(request.prompt)} tokens, at most {most} fit"
+        left = min(request.sampling.max_tokens, self._settings.max_len - len(request.prompt)) - len(request.output)
+        if request.output and left < 1:
+            return f"the output has {len(request.output)} tokens already, and may have {len(request.output) + left}"
         return None
 
     def abort(self, request_ids: SequenceOf[str], reason: FinishReason = "abort") -> None:

@@ -117,6 +117,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     namespace: str = ""
     """Of its records, in hexadecimal: those of two engines are the same only where it is equal. Empty: it has no KV
     stores."""
+    identity: str = ""
+    """Of what its outputs depend on, in hexadecimal: an engine goes on with another one's output only where it is
+    equal."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

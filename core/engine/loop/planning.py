@@ -369,7 +369,7 @@ class Planner:
         self._emit(AdmittedEvent(now, sequence.request_id, waited_ms, sequence.scheduled, again))
         if again == 0:
             sequence.num_cached, sequence.num_loaded = sequence.scheduled, sequence.loaded
-            if sequence.keys is not None:
+            if sequence.keys is not None and not sequence.request.output:
                 self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled, sequence.request_id))
         if sequence.fill is not None and sequence in self._still_filling():
             sketch.filling = True

@@ -44,7 +44,9 @@ class Queues:
         self.by_id[sequence.request_id] = sequence
         self.has_ttft_targets = self.has_ttft_targets or sequence.request.ttft_ms > 0
         self.has_itl_targets = self.has_itl_targets or sequence.request.itl_ms > 0
-        sequence.start_tag = self._fair.join(sequence.request.client, sequence.prompt_len)
+        begun = bool(sequence.request.output)  # its client waits for the next token: as after a preemption, it is first
+        tag = self._fair.join(sequence.request.client, 0 if begun else sequence.prompt_len)
+        sequence.start_tag = 0 if begun else tag
         sequence.due_s = own_due_s(sequence)
         bisect.insort(self.waiting, sequence, key=_order)
 
@@ -89,7 +91,7 @@ class Queues:
         else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
-        self._fair.leave(sequence.request.client, OUTPUT_COST * sequence.num_outputs)
+        self._fair.leave(sequence.request.client, OUTPUT_COST * (sequence.num_outputs - len(sequence.request.output)))
         del self.by_id[sequence.request_id]
 
     def _count_row(self, sequence: Sequence, change: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -33,8 +34,11 @@ from engine.service.tokenizer import Tokenizer
 class Leaving(Protocol):
     """A sequence that was sent to an engine."""
 
+    stays: str
+    """Why it has not left, when it was told to; empty: it leaves, or was not."""
+
     def leave(self) -> None:
-        """Go to another engine, if there is one and no token has come."""
+        """Go to another engine, if there is one that can go on with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +64,8 @@ class EngineHandle:
     sendings: set[Leaving] = field(default_factory=set)
     """The sequences of :attr:`load`."""
     draining: bool = False
-    """It is given no more requests, and finishes those it has begun. ``False`` again: it is given requests again."""
+    """It is given no more requests, and ends those that no other engine can go on with. ``False`` again: it is given
+    requests again."""
     fingerprint: str = field(init=False)
     """A name of the engine's plan: it changes when anything about the engine does."""
 
@@ -102,6 +107,16 @@ class EngineHandle:
     def why_not(self) -> str | None:
         """Why it takes no requests; ``None``: it does."""
         return self.supervisor.not_ready() or ("engine draining" if self.draining else None)
+
+    @property
+    def identity(self) -> str:
+        """See :attr:`engine.loop.messages.EngineInfo.identity`; empty: it has not said yet."""
+        return self.client.info.identity if self.client.info else ""
+
+    @property
+    def staying(self) -> dict[str, int]:
+        """Sequences that have not left it while it drains, by reason."""
+        return dict(Counter(sending.stays for sending in self.sendings if sending.stays)) if self.draining else {}
 
     @property
     def is_over(self) -> bool:
@@ -158,8 +173,8 @@ class EngineHandle:
         return prefill_s(self.cost, tokens, self.plan.scheduler.token_budget)
 
     def drain(self) -> None:
-        """Give it no more requests; what it has not begun goes to another engine, where one takes it: call it again
-        when another one may."""
+        """Give it no more requests; what it has goes on at another engine, where one takes it: call it again when
+        another one may."""
         self.draining = True
         for sending in tuple(self.sendings):
             sending.leave()

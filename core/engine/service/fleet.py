@@ -36,6 +36,8 @@ class Step:
     """``waiting``: for another engine to take requests; ``aborting``: what has not ended in time."""
     sequences: int
     """That the engine has."""
+    staying: Mapping[str, int] = field(default_factory=dict)
+    """Of these, how many no other engine can go on with, by reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +57,10 @@ class Change:
     reason: str = "asked for"
 
     def say(self, engine: EngineHandle, step: StepName) -> None:
-        self.steps.append(Step(round(time.monotonic() - self.begun_s, 3), engine.id, step, len(engine.sendings)))
-        log.info("fleet changes", change=self.kind, engine=engine.id, step=step, sequences=len(engine.sendings))
+        at_s, sequences, staying = time.monotonic() - self.begun_s, len(engine.sendings), engine.staying
+        self.steps.append(Step(round(at_s, 3), engine.id, step, sequences, staying))
+        more = {"staying": staying} if staying else {}
+        log.info("fleet changes", change=self.kind, engine=engine.id, step=step, sequences=sequences, **more)
 
 
 class Fleet:
@@ -103,7 +107,7 @@ class Fleet:
             await asyncio.gather(self._changing, return_exceptions=True)
 
     def drain(self, engine: EngineHandle, *, force: bool = False) -> None:
-        """Give an engine no more requests; what it has not begun goes to others. Raises :class:`ApiError` ``conflict``
+        """Give an engine no more requests; what it has goes on at others. Raises :class:`ApiError` ``conflict``
         where no other takes any, unless ``force``."""
         self._check()
         if not force:

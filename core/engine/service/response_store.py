@@ -1,5 +1,5 @@
-"""Responses that later requests may go on from (``previous_response_id``): in memory, for a while, and within a number
-of bytes.
+"""Responses that later requests may go on from (``previous_response_id``): in memory, and in a folder if there is one,
+for a while, and within a number of bytes.
 
 The id of a response has a secret part, so that only who got the response knows it; a request of another tenant does not
 find it at all. A response that goes on from another one holds what was said before it, also once that one's own id is
@@ -11,12 +11,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from engine.service.errors import ApiError
+from engine.service.response_rows import ResponseRows, Row
 
 Tenant = tuple[str, str]
 """The ``user``, where it is trusted, and the ``cache_salt`` of a request."""
@@ -96,8 +97,15 @@ class _Entry:
 class ResponseStore:
     """Use on the event loop's thread only."""
 
-    def __init__(self, max_bytes: int, keep_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """``max_bytes=0``: nothing is stored. ``clock``: seconds."""
+    def __init__(
+        self,
+        max_bytes: int,
+        keep_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        rows: ResponseRows | None = None,
+    ) -> None:
+        """``max_bytes=0``: nothing is stored. ``clock``: seconds. ``rows``: has what an earlier server stored, and gets
+        the same as memory."""
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._clock = clock
@@ -106,6 +114,11 @@ class ResponseStore:
         self._bytes_of: dict[str, int] = {}
         self.num_bytes = 0
         """Of all turns that are held."""
+        self._rows: ResponseRows | None = None
+        if rows is not None:
+            self._take_back(rows)
+            self._rows = rows
+            self._shorten()
 
     def keep(self, record: Record, items: bytes, before: StoredTurn | None, tenant: Tenant, owner: str) -> None:
         """Store a response to ``items``, which went on from ``before``. Where bytes are short the owner that has most
@@ -113,11 +126,10 @@ class ResponseStore:
         self._expire()
         turn = StoredTurn(record, items, before, owner)
         self._hold(turn)
-        self._entries[record.name] = _Entry(turn, tenant, self._clock() + self._keep_s)
-        self._of_owner.setdefault(owner, OrderedDict())[record.name] = None
-        while self.num_bytes > self._max_bytes:
-            largest = max(self._of_owner, key=lambda each: self._bytes_of.get(each, 0))
-            self._drop(next(iter(self._of_owner[largest])))
+        self._enter(turn, tenant, self._keep_s)
+        if self._rows is not None:
+            self._rows.know(record.name, tenant, time.time() + self._keep_s)
+        self._shorten()
 
     def find(self, name: str, tenant: Tenant, param: str | None = None) -> StoredTurn:
         """Raises :class:`ApiError` ``not_found`` naming ``param``, the field that has the id."""
@@ -144,6 +156,35 @@ class ResponseStore:
         self.find(name, tenant)
         self._drop(name)
 
+    def close(self) -> None:
+        """Write what is to be found after a restart."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _take_back(self, rows: ResponseRows) -> None:
+        """What an earlier server stored: each turn with all that was said before it, or not at all."""
+        found, now_s = {row.name: row for row in rows.read()}, time.time()
+        turns = {name: _turn(row) for name, row in found.items()}
+        for name, row in found.items():
+            turns[name].before = turns.get(row.before)
+        for name, row in sorted(found.items(), key=lambda each: each[1].until):
+            if row.until > now_s and _is_whole(turns[name], found):
+                self._hold(turns[name])
+                self._enter(turns[name], (row.user, row.salt), min(row.until - now_s, self._keep_s))
+        for name, turn in turns.items():
+            if not turn.holders:
+                rows.remove(name)
+
+    def _enter(self, turn: StoredTurn, tenant: Tenant, keep_s: float) -> None:
+        name = turn.record.name
+        self._entries[name] = _Entry(turn, tenant, self._clock() + keep_s)
+        self._of_owner.setdefault(turn.owner, OrderedDict())[name] = None
+
+    def _shorten(self) -> None:
+        while self.num_bytes > self._max_bytes:
+            largest = max(self._of_owner, key=lambda each: self._bytes_of.get(each, 0))
+            self._drop(next(iter(self._of_owner[largest])))
+
     def _expire(self) -> None:
         now = self._clock()
         while self._entries and (oldest := next(iter(self._entries.items())))[1].until_s <= now:
@@ -156,11 +197,15 @@ class ResponseStore:
         del names[name]
         if not names:
             del self._of_owner[turn.owner]
+        if self._rows is not None:
+            self._rows.know(name, ("", ""), 0.0)
         while turn is not None:
             turn.holders -= 1
             if turn.holders:
                 break
             self._count(turn.owner, -turn.size)
+            if self._rows is not None:
+                self._rows.remove(turn.record.name)
             turn = turn.before
 
     def _hold(self, turn: StoredTurn) -> None:
@@ -170,6 +215,8 @@ class ResponseStore:
             if turn.holders > 1:
                 return
             self._count(turn.owner, turn.size)
+            if self._rows is not None:
+                self._rows.put(_row(turn))
             if turn.before is None:
                 return
             turn = turn.before
@@ -179,6 +226,23 @@ class ResponseStore:
         self._bytes_of[owner] = self._bytes_of.get(owner, 0) + more
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
+
+
+def _row(turn: StoredTurn) -> Row:
+    """Its own id is not known yet, or any more."""
+    before, record = "" if turn.before is None else turn.before.record.name, turn.record
+    return Row(record.name, before, "", "", turn.owner, 0.0, record.response, turn.items, record.outputs)
+
+
+def _turn(row: Row) -> StoredTurn:
+    return StoredTurn(Record(row.name, row.response, row.outputs), row.items, None, row.owner)
+
+
+def _is_whole(turn: StoredTurn, rows: Mapping[str, Row]) -> bool:
+    """Whether all that was said before it is there."""
+    while turn.before is not None:
+        turn = turn.before
+    return not rows[turn.record.name].before
 
 
 class _Named(msgspec.Struct):

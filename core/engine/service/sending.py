@@ -1,4 +1,4 @@
-"""A sequence at one engine after another, until one of them has begun with it."""
+"""A sequence at one engine after another: what one of them has begun, another one goes on with."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from msgspec.structs import replace
+
+from engine.contracts.request import EngineRequest, FinishReason, Timings, TokensOut
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.engines import EngineHandle
 from engine.service.forecast import Expected
 from engine.service.load import Share
 from engine.service.promises import Promise
 from engine.service.remote_prefill import AfterPrefill, RemotePrefill
+from engine.service.timings import gone_on
 
 MOST_DEATHS = 2
 """A sequence that was with so many engines when they died fails: it may be what they died of."""
+NONE_TAKES = "no other engine takes requests"
+TOO_SHORT = "the others have no room for so many tokens"
+OTHER_IDENTITY = "the others have other weights, settings or software"
+NOT_NAMED = "the router names no other engine"
+REASONS = (NONE_TAKES, NOT_NAMED, TOO_SHORT, OTHER_IDENTITY)
+"""Why a sequence stays at an engine that drains."""
 WAIT_S = 15.0
 """How long a sequence waits for another engine that is starting again."""
 POLL_S = 0.05
 
 
 class Sending:
-    """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. While no token
-    has come another one takes over from an engine that dies, or that is told to let go of what it has not begun."""
+    """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. Another one
+    takes over from an engine that is told to let go of it: it is sent the tokens so far, and goes on after them. While
+    no token has come one takes over from an engine that dies, too."""
 
     def __init__(
         self,
@@ -54,18 +64,34 @@ class Sending:
         self._expected: Expected
         self._cached_tokens = cached_tokens
         self._sent = sent
-        self._has_begun = False
+        self._tokens: list[int] = []
+        """Of the output, from all engines."""
+        self._identity = ""
+        """Of the engine that they are from."""
+        self._timings: Timings | None = None
+        """At the engines before this one, since the one that has begun."""
+        self._handed_over: list[str] = []
+        self.stays = ""
+        """Why it has not left, when it was told to."""
         self._is_aborted = False
         self._leaves = False
         self._attempt = self._num_deaths = 0
         self._send(None)
 
     def _others(self) -> list[EngineHandle]:
-        """Further engines that take requests, in order."""
-        self._left = [engine for engine in self._left if engine.takes_requests]
+        """Further engines that take it, in order."""
+        self._left = [engine for engine in self._left if self._why_not(engine) is None]
         if not self._left and self._attempt:
-            self._left = [each for each in self._again() if each.takes_requests and each is not self.engine]
+            self._left = [each for each in self._again() if each is not self.engine and self._why_not(each) is None]
         return self._left
+
+    def _why_not(self, engine: EngineHandle) -> str | None:
+        """Why an engine cannot have it; ``None``: it can."""
+        if not engine.takes_requests:
+            return NONE_TAKES
+        if self._tokens and engine.identity != self._identity:
+            return OTHER_IDENTITY
+        return TOO_SHORT if len(self.request.prompt) + self.request.sampling.max_tokens > engine.max_len else None
 
     def _send(self, failure: EngineDead | None) -> None:
         """To the first other engine that takes it. Raises ``failure``, or :class:`EngineDead`, where there is none."""
@@ -83,27 +109,40 @@ class Sending:
         self._stream = self._submit_to(engine)
         self.engine = engine
         """Which has the sequence."""
-        self.sent_s = sent_s
-        """When it was sent there: before the engine can have it."""
         cached_tokens, self._cached_tokens = self._cached_tokens, 0
-        self._share = Share(engine.load, len(self.request.prompt), cached_tokens)
-        self._expected = engine.forecast.expect(self._promise, max(0, len(self.request.prompt) - cached_tokens))
-        engine.forecast.sent(self._expected)
+        known = len(self.request.prompt) + len(self._tokens)
+        self._share = Share(engine.load, known, cached_tokens)
+        self._waits = engine.forecast.expect(self._promise, max(0, known - cached_tokens))
+        engine.forecast.sent(self._waits)
+        if not self._tokens:
+            self._expected = self._waits
+            self.sent_s = sent_s
+            """When it was sent to the engine that has begun with it: before that can have it."""
         engine.sendings.add(self)
         ends = [end for end, _ in self.request.retain]
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt, ends)
-        self._attempt += 1
+        if self._tokens:
+            self._handed_over.append(f"went on at {engine.id} after {len(self._tokens):,} tokens")
+        else:
+            self._attempt += 1
         self._sent(engine)
 
     def _submit_to(self, engine: EngineHandle) -> OutputStream:
         """Raises :class:`EngineDead`."""
         prefill, self._prefill = self._prefill, None
         if prefill is None:
-            return engine.client.submit(self.request)
+            return engine.client.submit(self._rest())
         if not engine.client.alive:
             self._prefill = prefill
             raise EngineDead("it is not alive")
         return AfterPrefill(self.request, prefill, engine.client.submit)
+
+    def _rest(self) -> EngineRequest:
+        """What is left of it to do."""
+        if not self._tokens:
+            return self.request
+        sampling = replace(self.request.sampling, prompt_logprobs=None)  # they came with the first token
+        return replace(self.request, output=tuple(self._tokens), sampling=sampling, prefilled=True)
 
     async def _send_soon(self, failure: EngineDead) -> None:
         """As :meth:`_send`, once another engine takes it, unless it is aborted meanwhile."""
@@ -128,23 +167,33 @@ class Sending:
             except EngineDead as dead:
                 self.close()
                 self._num_deaths += 1
-                if self._has_begun or self._is_aborted or self._num_deaths == MOST_DEATHS:
+                if self._tokens or self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
                 await self._send_soon(dead)
                 continue
-            if out.finish_reason is not None:
-                self.close()
-            if self._leaves and out.finish_reason != "error":  # what comes now nobody has seen: all of it comes again
-                if out.finish_reason is not None:
-                    self._leaves = False
-                    self._go_on()
-                continue
-            if out.tokens and not self._has_begun:
-                self.engine.forecast.first_token(self._expected)
-            self._has_begun = self._has_begun or bool(out.tokens or out.prompt_logprobs)
-            self._share.took(len(out.tokens))
-            return out
+            if out.tokens:
+                self._took(out.tokens)
+            if out.finish_reason is None:
+                return out
+            self.close()
+            timings = out.timings
+            if self._timings is not None and timings is not None:
+                timings = gone_on(self._timings, timings)
+            if not self._leaves or out.finish_reason != "abort":
+                return replace(out, timings=timings)
+            self._leaves = False
+            self._timings = timings if self._tokens else None
+            self._go_on()
+
+    def _took(self, tokens: Sequence[int]) -> None:
+        """Tokens have come."""
+        if not self._tokens:
+            self._identity = self.engine.identity
+            self.engine.forecast.first_token(self._expected)
+        self._tokens += tokens
+        self._share.took(len(tokens))
+        self.engine.forecast.end(self._waits)
 
     def _go_on(self) -> None:
         """At another engine; at the one that let go of it where the others are gone meanwhile. Raises
@@ -162,15 +211,22 @@ class Sending:
 
     @property
     def route(self) -> Mapping[str, str | int]:
-        """The engine that has the sequence, how many were sent it, and why the first of them was; empty where there is
-        no other."""
+        """The engine that has the sequence, how many were sent it until one began, why the first of them was, and after
+        how many tokens others went on; empty where there is no other."""
         if self._reason is None:
             return {}
-        return {"engine": self.engine.id, "attempt": self._attempt, "reason": self._reason}
+        reason = "; ".join([self._reason, *self._handed_over])
+        return {"engine": self.engine.id, "attempt": self._attempt, "reason": reason}
 
     def leave(self) -> None:
-        """Go to another engine, if one takes it and no token has come."""
-        if not (self._has_begun or self._is_aborted or self._leaves) and self._others():
+        """Go to another engine, if one takes it: to go on there, or to begin where no token has come."""
+        if self._is_aborted or self._leaves:
+            return
+        why_not = [self._why_not(each) for each in self._fleet.values() if each is not self.engine]
+        self.stays = "" if None in why_not else max(filter(None, why_not), key=REASONS.index, default=NONE_TAKES)
+        if not self.stays and not self._others():
+            self.stays = NOT_NAMED
+        if not self.stays:
             self._leaves = True
             self._stream.abort()
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from engine.contracts.events import RequestEvent, RequestParameters
 from engine.contracts.percentiles import Sample, describe
 from engine.contracts.request import FinishReason, StagedTokens, Timings
@@ -180,6 +182,23 @@ class Written:
     ms: float = 0.0
     last_ms: float = 0.0
     """Part of ``ms`` that came after the account's end."""
+
+
+def gone_on(first: Timings, then: Timings) -> Timings:
+    """Of a sequence that one engine began and another one went on with. Decoding is all that followed its first token,
+    the way from one to the other too; what was cached of its prompt, the first one had."""
+    began_ms = first.submitted_s * 1e3 + first.queue_ms + first.prefill_ms
+    ended_ms = then.submitted_s * 1e3 + then.queue_ms + then.prefill_ms + then.decode_ms
+    return msgspec.structs.replace(
+        first,
+        decode_ms=ended_ms - began_ms,  # on one clock, as long as both engines are on one machine
+        drafted_tokens=first.drafted_tokens + then.drafted_tokens,
+        accepted_tokens=first.accepted_tokens + then.accepted_tokens,
+        preemptions=first.preemptions + then.preemptions,
+        decode_steps=first.decode_steps + then.decode_steps,
+        draft_chains=first.draft_chains + then.draft_chains,
+        draft_ms=first.draft_ms + then.draft_ms,
+    )
 
 
 def _ratio(part: float, whole: float) -> float:

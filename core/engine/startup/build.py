@@ -27,7 +27,7 @@ from engine.startup.checks import check_pool
 from engine.startup.further_ranks import Ranks
 from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
-from engine.startup.namespace import passing_namespace
+from engine.startup.namespace import identity_of, passing_namespace
 from engine.startup.rank import Rank, describe_drafting
 from engine.startup.segments import Segments
 from engine.startup.stores import namespace_of, open_stores, share_memory
@@ -167,6 +167,7 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...], n
         notes=(*rank.notes(), *notes),
         ranks=ranks,
         namespace=namespace,
+        identity=identity_of(rank.plan, namespace),
     )
 
 

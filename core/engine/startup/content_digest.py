@@ -37,13 +37,22 @@ def content_digest(folder: Path, keep: Path | None = None) -> str:
     """
     keep = user_folder("digests") if keep is None else keep
     kept = keep if unusable(keep) is None else None
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".json", ".safetensors"))
+    files = _files(folder)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as pool:
         digests = list(pool.map(lambda file: _digest(file, kept), files))
     whole = hashlib.sha256()
     for file, digest in zip(files, digests, strict=True):
         whole.update(f"{file.relative_to(folder).as_posix()} {digest}\n".encode())
     return whole.hexdigest()
+
+
+def file_states(folder: Path) -> list[tuple[str, tuple[int, int, int, int]]]:
+    """Of the same files: each with what the system says of it, which is another after any change."""
+    return [(file.relative_to(folder).as_posix(), _status(file)) for file in _files(folder)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".json", ".safetensors"))
 
 
 def _digest(file: Path, keep: Path | None) -> str:
@@ -62,8 +71,8 @@ def _digest(file: Path, keep: Path | None) -> str:
     return digest
 
 
-def _status(descriptor: int) -> tuple[int, int, int, int]:
-    found = os.fstat(descriptor)
+def _status(file: int | Path) -> tuple[int, int, int, int]:
+    found = os.stat(file)
     return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 

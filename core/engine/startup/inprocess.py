@@ -22,14 +22,17 @@ from engine.loop.messages import (
     ToEngine,
 )
 from engine.loop.streams import ClientBase
+from engine.startup.segments import Segments
 
 
 class InprocessEngineClient(ClientBase):
     """See :class:`engine.loop.client.EngineClient`."""
 
-    def __init__(self, plan: EnginePlan) -> None:
+    def __init__(self, plan: EnginePlan, segments: Segments | None = None) -> None:
+        """``segments``: as of :class:`engine.startup.process.ProcessEngineClient`."""
         super().__init__()
         self._plan = plan
+        self._segments = segments
         self._inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._core: EngineCore | None = None
@@ -45,8 +48,11 @@ class InprocessEngineClient(ClientBase):
             from engine.startup.build import build_engine
             from engine.startup.child import failure
 
+            def failed(why: str) -> None:
+                self._inbox.put(DeviceFailed(why))
+
             try:
-                engine = build_engine(self._plan, send, on_failure=lambda why: self._inbox.put(DeviceFailed(why)))
+                engine = build_engine(self._plan, send, on_failure=failed, segments=self._segments)
             except Exception as error:
                 send(failure(error))
                 return

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts.slots import SLOTS
-from engine.startup.content_digest import content_digest
+from engine.startup.content_digest import content_digest, file_states
 from engine.startup.fingerprint import checkpoint_hash, code_digests, plugin_digests
 
 FORMAT = 1
@@ -40,6 +40,15 @@ def lasting_namespace(plan: EnginePlan, drafter_path: Path | None = None) -> str
 def passing_namespace(plan: EnginePlan) -> str:
     """Of keys that end with this process, which reads its weights once: their headers stand for them."""
     return _namespace(plan, [checkpoint_hash(plan.model.path), plan.drafter.path])
+
+
+def identity_of(plan: EnginePlan, namespace: str) -> str:
+    """Of an engine whose outputs others may go on with. ``namespace``: a lasting one; empty: the state of the model's
+    files on this machine stands for what is in them."""
+    if namespace:
+        return namespace
+    code = {**code_digests("engine"), **plugin_digests(plan)}
+    return _namespace(plan, [file_states(Path(plan.model.path)), code])
 
 
 def _namespace(plan: EnginePlan, contents: list[Any]) -> str:

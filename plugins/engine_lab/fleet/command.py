@@ -16,7 +16,8 @@ engine fleet drain URL ID        gives an engine no more requests, waits until i
 engine fleet undrain URL ID      gives it requests again
 engine fleet resize URL N        N engines up, of the fleet.replicas that were started
 
-A restart waits for what an engine has begun, at most server.drain_s; what it has not begun goes to others.
+What a drained engine has goes on at others, running answers too. A restart waits at most server.drain_s for what
+cannot; it says why.
 Ctrl-C ends the command, not what it began.
 Exit status: 0 done, 1 refused or failed, 2 wrong usage."""
 

@@ -81,23 +81,28 @@ async def _drained(engine: LiveEngine, state: Any, name: str, say: Callable[[str
     before = None
     while True:
         (found,) = [each for each in state["engines"] if each["id"] == name]
-        left = found["load"]["sequences"]
-        if left != before:
-            say(f"{name}  {counted(left)} left")
+        left, said = found["load"]["sequences"], f"{counted(found['load']['sequences'])} left{why(found)}"
+        if said != before:
+            say(f"{name}  {said}")
         if not left:
             return state
         if found["ready"]:
             raise LiveError(f"{name} takes requests again: it was undrained meanwhile")
-        before = left
+        before = said
         await asyncio.sleep(POLL_S)
         state = await engine.json(PATH)
 
 
 def line(step: Any) -> str:
     """One step of a change."""
-    left = f", {counted(step['sequences'])} left" if step["step"] in ("draining", "aborting") else ""
+    left = f", {counted(step['sequences'])} left{why(step)}" if step["step"] in ("draining", "aborting") else ""
     reason = " for another engine" if step["step"] == "waiting" else ""
     return f"{step['at_s']:7.1f} s  {step['engine']}  {step['step']}{reason}{left}"
+
+
+def why(found: Any) -> str:
+    """Sequences that stay, by reason, in words; empty: none."""
+    return "".join([f" ({count} stay: {reason})" for reason, count in found.get("staying", {}).items()])
 
 
 def counted(sequences: int) -> str:

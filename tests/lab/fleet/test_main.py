@@ -6,12 +6,14 @@ import json
 import threading
 from contextlib import contextmanager
 
+from msgspec import structs
 from rich.console import Console
 from structlog.testing import capture_logs
 from tests.http.fakes import chat
 from tests.http.routes.test_fleet import CHAT, two
 
 from engine.cli.main import main
+from engine.service.sending import OTHER_IDENTITY
 from engine_lab.fleet.main import table
 
 
@@ -104,8 +106,9 @@ def test_a_restart_that_fails_says_why(capsys):
 
 def test_a_drain_waits_until_nothing_is_left(capsys):
     with served() as (server, clients, do):
-        a = clients["a"]
+        a, b = clients["a"], clients["b"]
         a.hold_before = 1
+        b.info = structs.replace(b.info, identity="another")
         running = threading.Thread(target=lambda: do(server.post(CHAT, chat(n=2))))
         running.start()
         do(a.holding.wait())
@@ -117,7 +120,8 @@ def test_a_drain_waits_until_nothing_is_left(capsys):
         assert main(["fleet", "drain", server.url, "a"]) == 0
         running.join()
         shown = capsys.readouterr().out.splitlines()
-        assert shown[0] == "a  2 sequences left" and "a  0 sequences left" in shown
+        assert shown[0] == f"a  2 sequences left (2 stay: {OTHER_IDENTITY})"
+        assert "a  0 sequences left" in shown
         assert shown[-2].split()[:3] == ["a", "draining", "no"]
         assert main(["fleet", "drain", server.url, "b"]) == 1
         assert "b is the only engine that takes requests" in capsys.readouterr().err

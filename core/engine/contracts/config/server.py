@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -78,6 +79,9 @@ class ServerSettings:
     """Most bytes of responses that are kept in memory for ``previous_response_id``; 0: none is."""
     store_s: float = 24 * 3600.0
     """How long a response is kept at most."""
+    store_path: str = "none"
+    """An absolute path of a folder where these responses lie as well, so that they are found after a restart;
+    ``none``: a restart forgets them. One server has it at a time."""
     keepalive_s: float = 5.0
     """Silence in a stream after which a comment line is sent; 0: never."""
     compression: bool = True
@@ -101,6 +105,8 @@ class ServerSettings:
         at_least("server.max_body_bytes", self.max_body_bytes, 1)
         at_least("server.store_bytes", self.store_bytes, 0)
         at_least("server.store_s", self.store_s, 1)
+        if self.store_path != "none" and not os.path.isabs(self.store_path):
+            raise ValueError(f"server.store_path={self.store_path}: expected none or an absolute path")
         if self.max_connections is not None:
             at_least("server.max_connections", self.max_connections, 1)
         at_least("server.keepalive_s", self.keepalive_s, 0)

@@ -108,7 +108,8 @@ def _state(state: ServerState) -> dict[str, Any]:
 
 
 def _engine(engine: EngineHandle) -> dict[str, Any]:
-    """``load``: counted where requests are sent; the engine's own counts are its ``/engine/stats``."""
+    """``load``: counted where requests are sent; the engine's own counts are its ``/engine/stats``. ``staying``: of its
+    sequences, how many no other engine can go on with while it drains, by reason."""
     return {
         "id": engine.id,
         "model": engine.model,
@@ -120,6 +121,7 @@ def _engine(engine: EngineHandle) -> dict[str, Any]:
         "host": engine.host,
         "starts": engine.supervisor.starts,
         "load": asdict(engine.load),
+        "staying": engine.staying,
     }
 
 

@@ -1,0 +1,100 @@
+"""Stored responses in a folder, so that they outlive the server: one SQLite database, a row for each turn.
+
+Rows are written by a thread, in order, behind the memory that answers; a killed server loses the last of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import structlog
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS turns (name TEXT PRIMARY KEY, before TEXT, user TEXT, salt TEXT, owner TEXT, until REAL,
+    response BLOB, items BLOB, outputs BLOB);
+"""
+log = structlog.get_logger("engine.responses")
+
+
+class InUse(Exception):
+    """Another server has the folder."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A turn, as it lies there."""
+
+    name: str
+    before: str
+    """The name of the turn that it went on from; empty: it began."""
+    user: str
+    salt: str
+    owner: str
+    until: float
+    """Its own id is known for so long, in seconds since 1970."""
+    response: bytes
+    items: bytes
+    outputs: bytes
+
+
+class ResponseRows:
+    """Whoever has the folder open has it alone. :meth:`close` waits for what is still being written."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder, if need be, for this user alone. Raises ``OSError``, :class:`InUse`, ``sqlite3.Error``."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(os.open(folder / "responses.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            self._db = sqlite3.connect(folder / "responses.db", isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA secure_delete=ON")
+            self._db.executescript(SCHEMA)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise InUse from None
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._fails = False
+
+    def read(self) -> list[Row]:
+        """All that there are."""
+        return [Row(*found) for found in self._db.execute("SELECT * FROM turns")]
+
+    def put(self, row: Row) -> None:
+        """Also in the place of one of the same name."""
+        places = ", ".join("?" * len(row.__struct_fields__))
+        self._do(f"INSERT OR REPLACE INTO turns VALUES ({places})", msgspec.structs.astuple(row))
+
+    def know(self, name: str, tenant: tuple[str, str], until: float) -> None:
+        """From now on its id is known to a tenant for so long; 0: to nobody, and others may go on from it."""
+        self._do("UPDATE turns SET user = ?, salt = ?, until = ? WHERE name = ?", (*tenant, until, name))
+
+    def remove(self, name: str) -> None:
+        self._do("DELETE FROM turns WHERE name = ?", (name,))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._db.close()
+        os.close(self._lock)
+
+    def _do(self, statement: str, values: Sequence[object]) -> None:
+        self._thread.submit(self._execute, statement, values)
+
+    def _execute(self, statement: str, values: Sequence[object]) -> None:
+        try:
+            self._db.execute(statement, values)
+            self._fails = False
+        except sqlite3.Error as error:  # what a restart finds is older than it could be
+            if not self._fails:
+                log.error("stored responses cannot be written", error=str(error))
+            self._fails = True
