@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_lab.bench.load import Limit, OnDone, Sleep
-from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.stream import Clock
 from engine_lab.bench.target import Send
 from engine_lab.bench.workload import BenchRequest, Workload, random_ids
