@@ -346,7 +346,7 @@ def _part_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> Table
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(title, max_width=14, overflow="fold")
     has_goodput = any(found["goodput"] for _, found in rows)
-    names = ("ok of", "sent", "TTFT p50", "p95", "ITL p50", "p95", "E2E p50", *(("good",) if has_goodput else ()))
+    names = ("ok", "sent", "TTFT p50", "p95", "ITL p50", "p95", "E2E p50", *(("good",) if has_goodput else ()))
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for name, found in rows:

@@ -177,11 +177,16 @@ def render(result: Result) -> RenderableType:
     for index, each in enumerate(rows):
         times = [ms(each[key]) for key in ("ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms")]
         end = share(each["goodput"]) if has_goodput else ms(each["e2e_p50_ms"])
-        name = f"{each['load']}{marks.get(index, '')}{'' if each['kept_up'] in (True, None) else ' behind'}"
+        name = name_of(each) + marks.get(index, "")
         style = "" if each["valid"] else "red"
         tokens = show(each["output_tokens_per_s"], 1) if each["output_tokens_per_s"] is not None else "-"
         table.add_row(name, show(each["ended_per_s"]), tokens, *times, end, style=style)
     return Group(table, *(Text(line) for line in notes(result)))
+
+
+def name_of(found: dict[str, Any]) -> str:
+    """The load, and whether the server fell behind it."""
+    return f"{found['load']}{' behind' if found['kept_up'] is False else ''}"
 
 
 def notes(result: Result) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine_lab.ladder.analysis import BETTER, WORSE
 from engine_lab.ladder.figures import FIGURES, Figure
-from engine_lab.ladder.markup import Markup, joined, tag
 from engine_lab.ladder.wording import interval
+from engine_lab.shared.markup import Markup, joined, tag
 
 NAMES_WIDTH, PANEL_WIDTH, GAP, ROW_HEIGHT, TOP, BOTTOM = 190, 170, 18, 24, 30, 24
 TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)

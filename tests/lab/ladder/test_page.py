@@ -12,12 +12,12 @@ from rich.console import Console
 from tests.lab.ladder.recorded import RUNGS, a_ladder, a_run
 
 from engine_lab.ladder.analysis import summarise_ladder
-from engine_lab.ladder.markup import Markup, tag
 from engine_lab.ladder.page import page
 from engine_lab.ladder.record import Measured
 from engine_lab.ladder.rungs import Rung
 from engine_lab.ladder.screen import render
 from engine_lab.ladder.wording import beside_study, conclusions
+from engine_lab.shared.markup import Markup, tag
 
 VOID = {"meta"}
 
