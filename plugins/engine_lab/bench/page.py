@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def _head(title: str, load: str, result: Result, lines: Sequence[str]) -> list[M
         tag("h1", title),
         tag("p", load, class_="lead"),
         *state,
-        tag("ul", *(tag("li", " ".join(line.split())) for line in lines), class_="notes"),
+        tag("ul", *(tag("li", re.sub("  +", ": ", line, count=1)) for line in lines), class_="notes"),
     ]
 
 
@@ -102,9 +103,9 @@ def _sweep(result: Result) -> tuple[str, list[Markup]]:
     config, rows = result["config"], result["rows"]
     title = f"{config['model']} at {config['url']}"
     knee = next((one for one in result["knees"] if one["row"] is not None), None)
-    mark = None if knee is None else (knee["ended_per_s"], "knee")
+    mark = None if knee is None else (knee["ended_per_s"], f"knee, {knee['kind']}")
     charts = [
-        chart(f"{label} (ms)", "requests ended per second", _curves(rows, key), x_mark=mark)
+        chart(f"{label} (ms)", "requests per second; of rates: as they come", _curves(rows, key), x_mark=mark)
         for key, label in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E"))
     ]
     head = ["load", "ended/s", "tokens/s", "TTFT P50", "P95", "ITL P50", "P95", "E2E P50", "P95", "within limits"]
@@ -127,7 +128,7 @@ def _curves(rows: Sequence[dict[str, Any]], key: str) -> list[Series]:
     for is_open, name in ((False, "at once"), (True, "rates")):
         for rank in ("p50", "p95"):
             points = [
-                (each["ended_per_s"], each[f"{key}_{rank}_ms"])
+                (each["rate"] or each["ended_per_s"], each[f"{key}_{rank}_ms"])
                 for each in rows
                 if (each["rate"] is not None) == is_open and each[f"{key}_{rank}_ms"] is not None
             ]

@@ -202,8 +202,10 @@ def notes(result: Result) -> list[str]:
         lines.append(TOO_FEW)
     if failed := sum(step["requests"]["sent"] - step["requests"]["ok"] for step in result["steps"]):
         lines.append(f"{failed} requests failed or were left; they count as not ended")
-    for each, step in zip(rows, result["steps"], strict=True):
-        lines += [f"INVALID: {each['load']}: {reason}" for reason in step["invalid_reasons"]]
+    late = [(each["load"], step["invalid_reasons"]) for each, step in zip(rows, result["steps"], strict=True)]
+    late = [(load, reasons) for load, reasons in late if reasons]
+    if late:
+        lines.append(f"INVALID: {', '.join(load for load, _ in late)}: the client was late, as in: {late[0][1][0]}")
     if result["interrupted"]:
         lines.append("interrupted: the last row is of what had ended, and further loads are left out")
     return lines

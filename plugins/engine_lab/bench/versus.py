@@ -30,7 +30,7 @@ MOST_INVALID = 0.1
 """Of all bursts, in which the client itself was late."""
 SAME_LENGTH = 0.02
 SIDES = ("a", "b")
-UNDECIDED, UNFINISHED = "no winner", "unfinished"
+UNDECIDED, UNFINISHED, INVALID = "no winner", "unfinished", "invalid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def summarise(
     bursts = [burst for pair in pairs for burst in pair]
     late = [burst for burst in bursts if not burst["valid"]]
     is_valid = len(late) <= MOST_INVALID * len(bursts)
-    judged = len(pairs) == options.pairs and is_valid
+    unjudged = INVALID if not is_valid else UNFINISHED if len(pairs) < options.pairs else ""
     return {
         "schema": SCHEMA,
         "config": {"a": configs[0], "b": configs[1], "pairs": options.pairs},
@@ -111,15 +111,15 @@ def summarise(
         "late_bursts": len(late),
         "late_example": late[0]["invalid_reasons"][0] if late else "",
         "requests": {key: sum(burst["requests"][key] for burst in bursts) for key in ("sent", "ok")},
-        "figures": [found for figure in FIGURES if (found := compared(figure, pairs, judged)) is not None],
+        "figures": [found for figure in FIGURES if (found := compared(figure, pairs, unjudged)) is not None],
         "prompt_tokens": [_each([pair[side] for pair in pairs], "prompt") for side in (0, 1)],
         "answer_tokens": [_each([pair[side] for pair in pairs], "output") for side in (0, 1)],
         "bursts": pairs,
     }
 
 
-def compared(figure: Figure, pairs: Sequence[tuple[Result, Result]], judged: bool) -> dict[str, Any] | None:
-    """``None`` where not every burst has it."""
+def compared(figure: Figure, pairs: Sequence[tuple[Result, Result]], unjudged: str) -> dict[str, Any] | None:
+    """``None`` where not every burst has it. ``unjudged``: why no winner may be named."""
     values = [(figure.of(a), figure.of(b)) for a, b in pairs]
     a = [x for x, _ in values if x]
     b = [y for _, y in values if y]
@@ -127,8 +127,8 @@ def compared(figure: Figure, pairs: Sequence[tuple[Result, Result]], judged: boo
         return None
     ratio = paired_ratio(a, b)
     interval = ratio.interval
-    verdict = UNFINISHED if not judged else UNDECIDED
-    if judged and ratio.excludes(1.0):
+    verdict = unjudged or UNDECIDED
+    if not unjudged and ratio.excludes(1.0):
         verdict = "b is better" if (ratio.value < 1.0) == figure.is_less_better else "a is better"
     return {
         "label": figure.label,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine_lab.shared.markup import Markup, tag
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 280, 64, 12, 34, 40
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 270, 60, 12, 34, 40
 MOST_POINTS = 3000
 COLORS = 4
 """Further series begin with the first colour again."""

@@ -34,7 +34,7 @@ def test_a_winner_is_named_only_if_the_interval_of_paired_ratios_leaves_out_1():
     same = of([(burst(0.1 * x), burst(0.1 * y)) for x, y in zip(noise, noise[::-1])])
     assert {found["verdict"] for found in same["figures"]} == {"no winner"}
     late = of([(burst(0.1), burst(0.15, lag_s=0.02)) for _ in range(8)])
-    assert not late["valid"] and {found["verdict"] for found in late["figures"]} == {"unfinished"}
+    assert not late["valid"] and {found["verdict"] for found in late["figures"]} == {"invalid"}
     for result in (apart, late):
         shown = printed(render(result), 80)
         assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
