@@ -36,7 +36,9 @@ def sections(ladder: Ladder) -> list[Markup]:
     if added:
         parts += [
             tag("h2", "From rung to rung"),
-            _figure(steps(added, ("output_p50", "ttft_p50", "itl", "e2e_p50"), "Medians"), STEPS_CAPTION),
+            _figure(
+                steps(added, ("output_p50", "ttft_p50", "itl", "e2e_p50"), "From rung to rung"), steps_caption(added)
+            ),
             tag("h2", "What each rung changed when it was added"),
             _figure(forest([*added, *whole], "Ratios of added rungs"), FOREST_CAPTION),
             ratios([*added, *whole]),
@@ -50,10 +52,13 @@ def sections(ladder: Ladder) -> list[Markup]:
     return [*parts, *_engines(added), *_study(rows), *_same(ladder), *_definitions(ladder)]
 
 
-STEPS_CAPTION = (
-    "Median over runs, of each rung's own comparison; the vertical mark is the machine's floor for one request at a "
-    "time without drafts."
-)
+def steps_caption(rows: list[dict[str, Any]]) -> str:
+    told = "The baseline's median, times the ratio of each rung up to there."
+    if any(row["floors"] for row in rows):
+        told += " The vertical mark is the machine's floor for one request at a time without drafts."
+    return told
+
+
 FOREST_CAPTION = (
     "With the rung / without it: left of the dashed line is faster; of goodput, right is better. Green and red: the "
     "interval leaves out no change; grey: no winner. A diamond is what the case study expects."
