@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from engine_lab.bench.quirks import api_of
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.stream import Clock, StreamResult, read_stream, read_whole
 from engine_lab.bench.workload import BenchRequest
@@ -35,7 +36,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        return f"{self.base_url}/v1/{'chat/completions' if self.endpoint == 'chat' else 'completions'}"
+        return f"{api_of(self.base_url)}/{'chat/completions' if self.endpoint == 'chat' else 'completions'}"
 
     @property
     def headers(self) -> dict[str, str]:
