@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from engine_lab.bench.quirks import api_of
+from engine_lab.bench.quirks import again_if_closed, api_of
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.stream import Clock, StreamResult, read_stream, read_whole
 from engine_lab.bench.workload import BenchRequest
@@ -118,7 +118,7 @@ class HttpSender:
         sent_s, result, left = self._clock(), StreamResult(), asyncio.timeout(request.leave_after_s)
         try:
             async with left:
-                result = await self._post(body, result)
+                result = await again_if_closed(lambda: self._post(body, result))
         except TimeoutError:
             if not left.expired():
                 result = StreamResult(error="timeout", detail="no answer within --timeout")
