@@ -18,6 +18,7 @@ from engine_lab.bench.busy import Watched
 from engine_lab.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
 from engine_lab.bench.mixture import mixed
 from engine_lab.bench.options import BenchOptions
+from engine_lab.bench.pattern import POISSON
 from engine_lab.bench.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
 from engine_lab.bench.progress import progress
 from engine_lab.bench.record import RequestRecord
@@ -55,7 +56,7 @@ class Client:
 
     def requests(self, stream: str) -> Iterator[BenchRequest]:
         """Endless. Streams of different names have different prompts."""
-        if self.options.classes:
+        if any(not each.has_load for each in self.options.classes):
             return mixed(self.options.classes, self.workload, stream)
         return self.workload.requests(stream)
 
@@ -106,15 +107,27 @@ class Client:
         )
 
     async def _load(self, options: BenchOptions, stream: str, on_done: OnDone) -> None:
-        limit = Limit(options.requests, options.duration_s)
+        """That of the flags, and beside it those of classes that have one of their own."""
         if self.schedule is not None:
-            await play(self.send, self.schedule, limit, clock, on_done)
-        elif options.rate is not None:
+            await play(self.send, self.schedule, Limit(options.requests, options.duration_s), clock, on_done)
+            return
+        loads = [(each, each.workload(self.workload).requests(stream)) for each in options.classes if each.has_load]
+        async with asyncio.TaskGroup() as tasks:
+            if len(loads) < len(options.classes) or not loads:
+                tasks.create_task(self._come(options, self.requests(stream), on_done))
+            for each, requests in loads:
+                own = replace(
+                    options, rate=each.rate, concurrency=each.concurrency or 1, most_running=None, pattern=POISSON
+                )
+                tasks.create_task(self._come(own, requests, on_done))
+
+    async def _come(self, options: BenchOptions, requests: Iterator[BenchRequest], on_done: OnDone) -> None:
+        """An open or a closed loop."""
+        limit = Limit(options.requests, options.duration_s)
+        if options.rate is not None:
             times = arrivals(options.rate, options.seed, options.pattern, options.ramp_s)
-            requests = self.requests(stream)
             await open_loop(self.send, requests, times, limit, clock, on_done, most_running=options.most_running)
         else:
-            requests = self.requests(stream)
             await closed_loop(self.send, requests, options.concurrency, limit, clock, on_done, ramp_s=options.ramp_s)
 
     def describe(self, options: BenchOptions) -> dict[str, Any]:

@@ -10,6 +10,7 @@ think = 2.0
 slo = "ttft=500ms,itl=50ms"
 
 [batch]
+concurrency = 2                         # or rate: a load of its own, beside the one that the flags set
 prompt_tokens = 2000
 leave = "0.1@5"
 """
@@ -38,6 +39,15 @@ class ServiceClass:
     changes: dict[str, Any]
     """Fields of :class:`Workload`."""
     slo: Slo | None
+    concurrency: int | None = None
+    """Of a closed loop of its own."""
+    rate: float | None = None
+    """Per second, of an open loop of its own."""
+
+    @property
+    def has_load(self) -> bool:
+        """Whether its requests come beside those of all other classes."""
+        return self.concurrency is not None or self.rate is not None
 
     def workload(self, base: Workload) -> Workload:
         return replace(base, **self.changes, service_class=self.name)
@@ -55,23 +65,22 @@ def read_mixture(path: str) -> tuple[ServiceClass, ...]:
 
 
 def _class(where: str, name: str, table: dict[str, Any]) -> ServiceClass:
-    changes, share, slo = {}, 1.0, None
+    changes: dict[str, Any] = {}
+    own: dict[str, Any] = {"share": 1.0, "slo": None}
     for key, value in table.items():
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)
             raise ValueError(f"{where}: no key {key}; {f'did you mean {near[0]}' if near else ', '.join(KEYS)}")
         field, parse = KEYS[key]
         try:
-            found = parse(value)
+            (changes if field else own)[field or key] = parse(value)
         except ValueError as error:
             raise ValueError(f"{where}: {key}: {error}") from error
-        if key == "share":
-            share = found
-        elif key == "slo":
-            slo = found
-        else:
-            changes[field] = found
-    return ServiceClass(name, share, changes, slo)
+    if "concurrency" in own and "rate" in own:
+        raise ValueError(f"{where}: concurrency (closed loop) and rate (open loop) exclude each other")
+    if "share" in table and ("concurrency" in own or "rate" in own):
+        raise ValueError(f"{where}: a class with a load of its own has no share")
+    return ServiceClass(name, changes=changes, **own)
 
 
 def _between(low: float, high: float) -> Callable[[Any], float]:
@@ -83,7 +92,7 @@ def _between(low: float, high: float) -> Callable[[Any], float]:
     return parse
 
 
-def _prefixes(value: Any) -> int:
+def _count(value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{value!r}: expected a whole number of at least 1")
     return value
@@ -96,19 +105,22 @@ def _text(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "share": ("", _between(1e-9, 1e9)),
     "slo": ("", _text(parse_slo)),
+    "concurrency": ("", _count),
+    "rate": ("", _between(1e-6, 1e6)),
     "prompt_tokens": ("prompt_tokens", _text(parse_distribution)),
     "output_tokens": ("output_tokens", _text(parse_distribution)),
     "shared_prefix": ("shared_prefix", _between(0.0, 1.0)),
-    "prefixes": ("prefixes", _prefixes),
+    "prefixes": ("prefixes", _count),
     "turns": ("turns", _text(parse_distribution)),
     "think": ("think_s", _between(0.0, 1e6)),
     "leave": ("leave", _text(parse_leave)),
 }
-"""By key: the field of :class:`Workload`, and how its value is read."""
+"""By key: the field of :class:`Workload`, or none, and how its value is read."""
 
 
 def mixed(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
-    """Endless requests, of a class each, drawn by their shares."""
+    """Endless requests, of a class each, drawn by their shares. Classes with a load of their own are left out."""
+    classes = [each for each in classes if not each.has_load]
     chance = random.Random(f"{base.seed}/{stream}/classes")
     sources = [each.workload(base).requests(stream) for each in classes]
     index = 0

@@ -159,6 +159,12 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
     )
     if options.has_turns and (options.prompt_ids is not None or options.grpc is not None):
         raise ValueError("--turns needs answers as texts: it takes neither --prompt-ids nor --grpc")
+    if is_many and any(each.has_load for each in options.classes):
+        raise ValueError("--workload: a class with a load of its own would be counted in every rate: expected one --rate")
+    if options.duration_s is None and any(each.has_load for each in options.classes):
+        raise ValueError(
+            "--workload: classes with loads of their own run for a time, not a count: expected --duration S"
+        )
     if options.grpc is not None and (options.leave is not None or any("leave" in c.changes for c in options.classes)):
         raise ValueError("--leave closes HTTP connections: it takes no --grpc")
     return options

@@ -61,6 +61,16 @@ def test_a_session_sends_each_turn_with_all_that_was_said_before_it_and_classes_
     assert result["goodput"]["share"] == pytest.approx(classes["chat"]["requests"] / 40)
 
 
+def test_a_class_with_a_load_of_its_own_runs_beside_the_load_of_the_flags(tmp_path):
+    path = tmp_path / "beside.toml"
+    path.write_text("[chat]\nprompt_tokens = 9\n[batch]\nconcurrency = 2\n[poll]\nrate = 50\n")
+    argv = ["--workload", str(path), "--concurrency", "3", "--duration", "0.2", "--output-tokens", "1"]
+    classes = measure(FakeServer(), *argv, "--prompt-ids", "--warmup", "0")["classes"]
+    assert set(classes) == {"batch", "chat", "poll"} and min(each["ok"] for each in classes.values()) >= 2
+    with pytest.raises(ValueError, match="expected --duration S"):
+        measure(FakeServer(), "--workload", str(path))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -69,6 +79,8 @@ def test_a_session_sends_each_turn_with_all_that_was_said_before_it_and_classes_
         ("[chat]\nprompt_token = 3", r"\[chat\]: no key prompt_token; did you mean prompt_tokens"),
         ("[chat]\nshare = -1", "share: -1: expected a number from"),
         ("[chat]\nturns = 'some'", "turns: 'some': expected a whole number"),
+        ("[chat]\nrate = 1\nconcurrency = 2", "exclude each other"),
+        ("[chat]\nrate = 1\nshare = 2", "a class with a load of its own has no share"),
         ("[chat", "expected TOML"),
     ],
 )
