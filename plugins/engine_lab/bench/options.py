@@ -157,17 +157,24 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         versus=None if flags.versus is None else base_url(flags.versus),
         pairs=flags.pairs,
     )
+    check_requests(options)
+    return options
+
+
+def check_requests(options: BenchOptions) -> None:
+    """Raises ``ValueError`` where what is sent does not go with how, or when."""
     if options.has_turns and (options.prompt_ids is not None or options.grpc is not None):
         raise ValueError("--turns needs answers as texts: it takes neither --prompt-ids nor --grpc")
-    if is_many and any(each.has_load for each in options.classes):
-        raise ValueError("--workload: a class with a load of its own would be counted in every rate: expected one --rate")
-    if options.duration_s is None and any(each.has_load for each in options.classes):
-        raise ValueError(
-            "--workload: classes with loads of their own run for a time, not a count: expected --duration S"
-        )
-    if options.grpc is not None and (options.leave is not None or any("leave" in c.changes for c in options.classes)):
+    leaves = options.leave is not None or any("leave" in each.changes for each in options.classes)
+    if leaves and options.grpc is not None:
         raise ValueError("--leave closes HTTP connections: it takes no --grpc")
-    return options
+    if options.trace is not None and (options.classes or options.turns != ONE or leaves):
+        raise ValueError("--trace has its own requests: it takes no --workload, --turns or --leave")
+    if any(each.has_load for each in options.classes):
+        if options.sweep is not None or options.rates:
+            raise ValueError("--workload: a class with a load of its own goes with one load, not with several")
+        if options.duration_s is None:
+            raise ValueError("--workload: a class with a load of its own runs for a time: expected --duration S")
 
 
 def base_url(url: str) -> str:
@@ -192,8 +199,10 @@ def check_load(flags: argparse.Namespace) -> None:
         raise ValueError("--sweep finds rates by itself: it takes no --rate; name them with --rate 1,2,4 alone")
     if flags.arrivals is not None and not flags.rate and flags.sweep is None:
         raise ValueError(f"--arrivals {flags.arrivals}: expected a --rate beside it")
-    if flags.trace is not None and flags.workload is not None:
-        raise ValueError("--trace has its own requests: it takes no --workload")
+    if flags.arrivals is not None and flags.trace is not None:
+        raise ValueError(f"--arrivals {flags.arrivals}: those of a --trace are its own, or Poisson at --rate")
+    if flags.versus is not None and flags.grpc is not None:
+        raise ValueError("--versus compares servers over HTTP: it takes no --grpc")
     if flags.trace is None and flags.speed != 1.0:
         raise ValueError(f"--speed {flags.speed:g}: expected a --trace to play at it")
 
