@@ -89,8 +89,7 @@ class Client:
                     await self._load(options, stream, on_done)
                 except asyncio.CancelledError:
                     interrupted = True
-                    if (task := asyncio.current_task()) is not None:
-                        task.uncancel()
+                    go_on()
         watched = await machine.end()
         if self.count_tokens is not None:
             records = [count_output(record, self.count_tokens) for record in records]
@@ -167,6 +166,13 @@ class Client:
             "prompt_length_from": self.calibration.source,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
+
+
+def go_on() -> None:
+    """After a cancellation that was caught: the task may wait again."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ highest one that the server keeps up with: requests end at 90 % or more of the r
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.contracts.percentiles import TOO_FEW
-from engine_lab.bench.client import Client
+from engine_lab.bench.client import Client, go_on
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.report import Result, ms, share, show
 
@@ -34,25 +35,37 @@ FEWEST_ENDS = 5
 
 async def measure(client: Client) -> Result:
     """The loads that the client's options ask for, up to an interruption."""
-    options, steps = client.options, list[Result]()
-    if options.sweep is not None:
-        await _saturate(client, steps)
-    rates = list(options.rates)
-    if options.sweep is not None and not _is_over(steps):
-        rates = rates_below(ended_per_s(steps[0]), max(map(ended_per_s, steps)), options.sweep)
-    for rate in rates:
-        if not _is_over(steps):
-            await _step(client, replace(options, rates=(), sweep=None, rate=rate), steps)
+    options, steps, interrupted = client.options, list[Result](), False
+    try:
+        await _loads(client, steps)
+    except asyncio.CancelledError:
+        if not steps:
+            raise
+        interrupted = True
+        go_on()
     return {
         "schema": SCHEMA,
         "config": {**client.describe(options), "load": "sweep" if options.sweep is not None else "rates"},
         "valid": all(step["valid"] for step in steps),
-        "interrupted": any(step["interrupted"] for step in steps),
+        "interrupted": interrupted or steps[-1]["interrupted"],
         "requests": {key: sum(step["requests"][key] for step in steps) for key in ("sent", "ok")},
         "rows": [row(step) for step in steps],
         "knees": knees([row(step) for step in steps]),
         "steps": steps,
     }
+
+
+async def _loads(client: Client, steps: list[Result]) -> None:
+    """Every load adds its result to ``steps``."""
+    options = client.options
+    rates = list(options.rates)
+    if options.sweep is not None:
+        await _saturate(client, steps)
+        most = max(map(ended_per_s, steps))
+        rates = rates_below(min(ended_per_s(steps[0]), most / 2), most, options.sweep)
+    for rate in rates:
+        if not _is_over(steps):
+            await _step(client, replace(options, rates=(), sweep=None, rate=rate), steps)
 
 
 async def _saturate(client: Client, steps: list[Result]) -> None:

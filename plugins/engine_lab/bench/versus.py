@@ -6,6 +6,7 @@ observation: its requests wait for each other. Ratios are estimated as those of 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.contracts.percentiles import FEWEST
-from engine_lab.bench.client import Client, connected
+from engine_lab.bench.client import Client, connected, go_on
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.report import Result, show
 from engine_lab.ladder.comparisons import Comparison, before_first
@@ -70,25 +71,26 @@ async def measure(options: BenchOptions) -> Result:
         options_b = replace(options, url=options.versus)
         async with connected(options_b, f"{nonce}b", a.calibration) as b:
             order = before_first(options.seed, Comparison("versus", options.versus, (), ()), options.pairs)
-            for index, is_a_first in enumerate(order):
-                found: dict[str, Result] = {}
-                for side in SIDES if is_a_first else SIDES[::-1]:
-                    found[side] = await _burst(a if side == "a" else b, index)
-                    is_over = found[side]["interrupted"]
-                    if is_over:
-                        break
-                if is_over:
-                    break
-                pairs.append((found["a"], found["b"]))
-                print(f"pair {index + 1} of {options.pairs}", file=sys.stderr)
+            try:
+                for index, is_a_first in enumerate(order):
+                    first, second = (a, b) if is_a_first else (b, a)
+                    pair = await _burst(first, index), await _burst(second, index)
+                    pairs.append(pair if is_a_first else pair[::-1])
+                    print(f"pair {index + 1} of {options.pairs}", file=sys.stderr)
+            except asyncio.CancelledError:
+                is_over = True
+                go_on()
             return summarise(pairs, options, (a.describe(options), b.describe(options_b)), is_over)
 
 
 async def _burst(client: Client, index: int) -> Result:
-    """A trace has the same prompts in every burst, but for the nonce."""
+    """A trace has the same prompts in every burst, but for the nonce. Raises ``CancelledError``."""
     if client.schedule is not None:
         client = client.renamed(f"{client.workload.nonce}{index}")
-    return await client.run(client.options, f"burst {index}")
+    result = await client.run(client.options, f"burst {index}")
+    if result["interrupted"]:
+        raise asyncio.CancelledError
+    return result
 
 
 def summarise(
