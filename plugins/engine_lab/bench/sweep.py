@@ -2,7 +2,8 @@
 
 Saturation: a closed loop of 1, 2, 4, ... at once, until twice as many bring less than 5 % more requests per second.
 The knee of a closed loop is the least number at once with 90 % of the most requests per second; that of rates the
-highest one that the server keeps up with: requests end at 90 % or more of the rate at which they come.
+highest one that the server keeps up with: requests end at 90 % or more of the rate at which they come. A sweep goes on
+beyond its rates while it does.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ KNEE_SHARE = KEPT_UP_SHARE = 0.9
 GOOD_SHARE = 0.95
 """Of requests within ``--slo``."""
 MOST_AT_ONCE = 1024
+FURTHER, MOST_FURTHER = 1.1, 5
+"""Beyond the rates of a sweep, while the server keeps up."""
 FEWEST_ENDS = 5
 """For a rate of requests that end."""
 
@@ -57,8 +60,7 @@ async def measure(client: Client) -> Result:
 
 async def _loads(client: Client, steps: list[Result]) -> None:
     """Every load adds its result to ``steps``."""
-    options = client.options
-    rates = list(options.rates)
+    options, rates = client.options, list(client.options.rates)
     if options.sweep is not None:
         await _saturate(client, steps)
         most = max(map(ended_per_s, steps))
@@ -66,6 +68,11 @@ async def _loads(client: Client, steps: list[Result]) -> None:
     for rate in rates:
         if not _is_over(steps):
             await _step(client, replace(options, rates=(), sweep=None, rate=rate), steps)
+    further = 0
+    while options.sweep is not None and further < MOST_FURTHER and not _is_over(steps) and row(steps[-1])["kept_up"]:
+        further += 1
+        rate = steps[-1]["config"]["rate"] * FURTHER
+        await _step(client, replace(options, rates=(), sweep=None, rate=rate), steps)
 
 
 async def _saturate(client: Client, steps: list[Result]) -> None:

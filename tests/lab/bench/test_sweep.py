@@ -48,8 +48,11 @@ def test_a_sweep_saturates_the_server_and_then_keeps_rates_below_that():
     closed = [each["concurrency"] for each in result["rows"] if each["concurrency"]]
     assert closed == [2**i for i in range(len(closed))] and len(closed) > 1
     most = max(each["ended_per_s"] for each in result["rows"] if each["concurrency"])
-    assert [each["rate"] for each in result["rows"]][-1] == pytest.approx(most)
-    assert len(result["rows"]) == len(closed) + 2 == len(result["steps"])
+    rates = [each["rate"] for each in result["rows"]][len(closed) :]
+    assert rates[1] == pytest.approx(most) and rates[2:] == pytest.approx(
+        [most * 1.1**i for i in range(1, len(rates) - 1)]
+    )
+    assert all(each["kept_up"] for each in result["rows"][len(closed) + 1 : -1]) and len(rates) <= 7
     assert result["requests"] == {"sent": 8 * len(result["rows"]), "ok": 8 * len(result["rows"])}
     shown = printed(render(result), 80)
     assert "knee (closed loop)" in shown and "knee (rates)" in shown and "knee (limits)" in shown
