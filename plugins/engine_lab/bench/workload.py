@@ -29,6 +29,8 @@ class BenchRequest:
     index: int
     prompt: str | tuple[int, ...]
     max_tokens: int
+    service_class: str = ""
+    """Of a mixture of classes, or as a trace names it; empty: there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,12 @@ class Workload:
         while len(found) < chars:
             found += self.text[: chars - len(found)]
         return found
+
+    def words(self, rng: random.Random, chars: int) -> str:
+        """Whole words and a space, ``chars`` characters on average."""
+        found = self.passage(rng, chars + 16)
+        found = found[found.find(" ") + 1 :][: chars + 3]
+        return found[: found.rfind(" ") + 1] or found[:chars]
 
 
 class SharedPrefix:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from engine_lab.shared.simulation.run import simulate
 from engine_lab.shared.simulation.spec import Drafts, EngineSpec, slower
 from engine_lab.shared.simulation.stores import bound_of
 from engine_lab.shared.simulation.trace import TraceRequest
-from engine_lab.shared.simulation.traces.reading import read_trace
+from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
 from engine_lab.simulate.compare import Verdict, compare
 from engine_lab.simulate.figures import SOURCE, figures
 from engine_lab.simulate.options import SimulateOptions, options_of
@@ -152,11 +151,7 @@ def load(options: SimulateOptions) -> list[TraceRequest]:
     trace = read_trace(options.trace, options.format, options.limit)
     if options.rate is None:
         return [r if r.after else replace(r, arrival_s=r.arrival_s / options.rate_scale) for r in trace]
-    rng, now, timed = random.Random(f"{options.seed}/arrivals"), 0.0, []
-    for request in trace:
-        timed.append(request if request.after else replace(request, arrival_s=now))
-        now += 0.0 if request.after else rng.expovariate(options.rate)
-    return timed
+    return with_rate(trace, options.rate, options.seed)
 
 
 def _told(verdict: Verdict) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -58,3 +59,12 @@ def format_of(path: Path) -> str:
     if {"type", "at_s"} <= record.keys():
         raise TraceError(f"{path}: events of exporter jsonl; exporter=[trace] exporter.trace.path=FILE records a trace")
     raise TraceError(f"{path}: of no known format; expected one of {', '.join(FORMATS)}; --format names it")
+
+
+def with_rate(trace: Sequence[TraceRequest], rate: float, seed: int) -> list[TraceRequest]:
+    """The trace with arrivals of its own: ``rate`` a second, Poisson. Of a session, that of its first request."""
+    rng, now, timed = random.Random(f"{seed}/arrivals"), 0.0, []
+    for request in trace:
+        timed.append(request if request.after else replace(request, arrival_s=now))
+        now += 0.0 if request.after else rng.expovariate(rate)
+    return timed
