@@ -70,6 +70,11 @@ def engine_command() -> list[CommandProvider]:
             "measure what each optimisation changes, one by one",
         ),
         CommandProvider(
+            "sweep",
+            "engine_lab.sweep.command:COMMAND",
+            "measure many plugin sets under one load, and name the best",
+        ),
+        CommandProvider(
             "doctor",
             "engine_lab.doctor.command:COMMAND",
             "say why a running engine is slow, what to change, and what that should bring",

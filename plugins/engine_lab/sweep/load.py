@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 
@@ -11,8 +12,11 @@ from engine_lab.bench.load import Limit, LoopLag, closed_loop, open_loop
 from engine_lab.bench.main import background, no_garbage_collection, read_text
 from engine_lab.bench.probe import calibrate
 from engine_lab.bench.record import RequestRecord
+from engine_lab.bench.replay import play, schedule_of
 from engine_lab.bench.target import HttpSender, Target
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.shared.simulation.trace import TraceRequest
+from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
 from engine_lab.sweep.options import Load
 
 NONCE = "sweep"
@@ -24,8 +28,9 @@ class Requests:
     """Makes and sends the requests of a sweep: the same ones for every set in a pass."""
 
     def __init__(self, session: aiohttp.ClientSession, load: Load) -> None:
-        """Raises ``ValueError`` if there is no text to cut prompts from."""
+        """Raises ``ValueError`` if there is no text to cut prompts from, or no trace."""
         self._session, self._load = session, load
+        self._trace = trace_of(load)
         self._text = read_text(load.text_file) if load.text_file else random_text(load.seed)
 
     async def chars_per_token(self, url: str, model: str) -> float:
@@ -41,9 +46,9 @@ class Requests:
             url, model, load.endpoint, temperature=load.temperature, ignore_eos=load.ignore_eos, cache_salt=salt
         )
 
-    def _prompts(self, chars_per_token: float, seed: int, stream: str) -> Iterator[BenchRequest]:
+    def _workload(self, chars_per_token: float, seed: int) -> Workload:
         load = self._load
-        made = Workload(
+        return Workload(
             prompt_tokens=load.prompt_tokens,
             output_tokens=load.output_tokens,
             shared_prefix=load.shared_prefix,
@@ -53,24 +58,41 @@ class Requests:
             text=self._text,
             vocab_size=load.prompt_ids,
         )
-        return made.requests(stream)
 
     async def send(
         self, url: str, model: str, chars_per_token: float, number: int
     ) -> tuple[list[RequestRecord], list[float]]:
         """The requests of a pass, after the warm-up: their records, and how late the client's event loop woke, in
         seconds. Nothing of other passes is in the prefix cache for them."""
-        load, seed = self._load, self._load.seed + number
+        seed = self._load.seed + number
+        workload = self._workload(chars_per_token, seed)
         sender = HttpSender(self._session, self._target(url, model, f"pass {number}"), clock)
-        for stream, count in (("warmup", load.warmup), ("measured", load.requests)):
-            lag, limit, prompts = LoopLag(clock), Limit(count, None), self._prompts(chars_per_token, seed, stream)
-            with no_garbage_collection():
-                async with background(lag):
-                    if load.rate is not None and stream == "measured":
-                        times = arrivals(load.rate, seed)
-                        records = await open_loop(sender, prompts, times, limit, clock, lambda record: None)
-                    else:
-                        records = await closed_loop(
-                            sender, prompts, load.concurrency, limit, clock, lambda record: None
-                        )
+        await self._closed(sender, workload.requests("warmup"), self._load.warmup)
+        lag = LoopLag(clock)
+        with no_garbage_collection():
+            async with background(lag):
+                records = await self._measured(sender, workload, seed)
         return records, lag.lags_s
+
+    async def _measured(self, sender: HttpSender, workload: Workload, seed: int) -> list[RequestRecord]:
+        load, records = self._load, list[RequestRecord]()
+        if self._trace is not None:
+            schedule = schedule_of(self._trace, workload, load.speed)
+            await play(sender, schedule, Limit(None, None), clock, records.append)
+            return records
+        if load.rate is None:
+            return await self._closed(sender, workload.requests(), load.requests)
+        times, limit = arrivals(load.rate, seed), Limit(load.requests, None)
+        return await open_loop(sender, workload.requests(), times, limit, clock, lambda record: None)
+
+    async def _closed(self, sender: HttpSender, requests: Iterator[BenchRequest], count: int) -> list[RequestRecord]:
+        limit = Limit(count, None)
+        return await closed_loop(sender, requests, self._load.concurrency, limit, clock, lambda record: None)
+
+
+def trace_of(load: Load) -> list[TraceRequest] | None:
+    """The requests of ``--trace``, at the moments that are asked for; ``None``: none are. Raises ``ValueError``."""
+    if load.trace is None:
+        return None
+    found = read_trace(Path(load.trace), limit=load.requests)
+    return found if load.rate is None else with_rate(found, load.rate, load.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,9 @@ from engine.contracts.percentiles import FEWEST
 from engine_lab.bench.distribution import Distribution, parse_distribution
 from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, share, whole
 from engine_lab.bench.slo import Slo, parse_slo
-from engine_lab.sweep.figures import BY_KEY, FIGURES, SHARE
+from engine_lab.sweep.figures import FIGURES, SHARE
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-PLAIN = (
-    "by", "keep", "concurrency", "rate", "requests", "warmup", "shared_prefix", "text_file", "prompt_ids", "endpoint",
-    "temperature", "ignore_eos", "seed", "quality", "max_loss", "resident", "keep_equal",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,14 @@ class Load:
     ignore_eos: bool
     timeout_s: float
     seed: int
+    trace: str | None = None
+    """A file whose requests are sent, at its moments unless there is a ``rate``."""
+    speed: float = 1.0
 
     def __str__(self) -> str:
+        if self.trace is not None:
+            sent = f"{self.rate:g} requests/s" if self.rate else f"{self.speed:g} times as fast as it was"
+            return f"runs of the first {self.requests} requests of {self.trace}, {sent}"
         sent = f"{self.rate:g} requests/s" if self.rate else f"{self.concurrency} at once"
         shared = f", {self.shared_prefix:.0%} of them shared" if self.shared_prefix else ""
         return (
@@ -74,13 +76,10 @@ class SweepOptions:
 
     def fixed(self) -> dict[str, Any]:
         """What must not change while a sweep is continued, as JSON."""
-        found = {name: getattr(self, name, None) or getattr(self.load, name, None) for name in PLAIN}
-        return found | {
-            "prompt_tokens": str(self.load.prompt_tokens),
-            "output_tokens": str(self.load.output_tokens),
-            "slo": None if self.slo is None else str(self.slo),
-            "quality_text": self.quality_text,
-        }
+        alone = replace(self, budget_s=0.0, folder=None)
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(alone, enc_hook=str))
+        load: dict[str, Any] = found.pop("load")
+        return found | load
 
     def folder_of(self, words: list[str], command: str) -> Path:
         """Named by what is asked for, so that the same command goes on where it was."""
@@ -123,6 +122,8 @@ def load_of(flags: argparse.Namespace) -> Load:
         raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.rate is not None and flags.concurrency is not None:
         raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    if flags.trace is not None and flags.concurrency is not None:
+        raise ValueError("--trace has moments of its own, or those of --rate: leave --concurrency out")
     return Load(
         concurrency=flags.concurrency or 1,
         rate=flags.rate,
@@ -138,6 +139,8 @@ def load_of(flags: argparse.Namespace) -> Load:
         ignore_eos=flags.ignore_eos,
         timeout_s=flags.timeout,
         seed=flags.seed,
+        trace=flags.trace,
+        speed=flags.speed,
     )
 
 
@@ -163,7 +166,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     keys = [figure.key for figure in FIGURES]
     add("--by", choices=keys, help="figure that sets are ordered by (slo with --slo, else e2e)")
     add("--keep", type=whole(2), default=3, metavar="N", help="sets of the last round (%(default)s)")
-    add("--keep-equal", action="store_true", help="measure sets with equal plans each: such a sweep must name no winner")
+    add(
+        "--keep-equal", action="store_true", help="measure sets with equal plans each: such a sweep must name no winner"
+    )
     add_measuring(parser)
     add_load(parser)
 
@@ -184,6 +189,8 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
 def add_load(parser: argparse.ArgumentParser) -> None:
     """The load of every run."""
     add, length = parser.add_argument_group("load, of every run").add_argument, parsed(parse_distribution)
+    add("--trace", metavar="FILE", help="send the first requests of a trace, which engine simulate reads, too")
+    add("--speed", type=number(1e-6), default=1.0, metavar="X", help="X times as fast as the trace (%(default)g)")
     add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
     add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
     add("--requests", type=whole(1), default=20, metavar="N", help="requests of a run (%(default)s)")
@@ -205,7 +212,3 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="ask for outputs of full length")
     add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths, arrivals and orders (%(default)s)")
     add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
-
-
-def figure_label(key: str) -> str:
-    return BY_KEY[key].label

@@ -74,7 +74,10 @@ async def loss_of(candidate: Candidate, options: SweepOptions) -> tuple[float, s
         words += ["--text", text] if text else []
         command = (sys.executable, "-P", "-m", "engine.cli.main", *words)
         child = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
             _, said = await child.communicate()
