@@ -36,7 +36,7 @@ def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, 
         "elapsed_s": experiment.elapsed_s,
         "verdict": found,
         "rows": rows,
-        "rounds": [[one.kind, len(one.candidates), one.passes] for one in experiment.rounds],
+        "rounds": [[one.kind, len(one.candidates), len(whole_passes(experiment, one))] for one in experiment.rounds],
         "client_lag_ms": max(lags, default=None),
     }
 

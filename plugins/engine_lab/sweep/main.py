@@ -59,7 +59,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         status = complain(f"interrupted; the same command goes on ({folder})", INTERRUPTED)
     experiment.summary = summarise_sweep(experiment, options)
     report(experiment, folder)
-    return status if status != OK or experiment.runs else FAILED
+    return status if status != OK or any(not run.failed for run in experiment.runs) else FAILED
 
 
 def report(experiment: Experiment, folder: Path) -> None:

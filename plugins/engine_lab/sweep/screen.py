@@ -34,9 +34,9 @@ def render(experiment: Experiment) -> RenderableType:
         style = "bold" if row["id"] == summary["verdict"]["winner"] else ""
         name = f"{'* ' if row['pareto'] else '  '}{row['name']}"
         table.add_row(name, *figures, *beside(row), str(row["runs"]), style=style)
-    told = [Text("* no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one")]
-    told += [Text(line) for line in notes(experiment)]
-    return Group(*([table] if rows else []), *told, Text(conclusion(experiment), style="bold"))
+    star = Text("* no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one")
+    told = [Text(line) for line in notes(experiment)]
+    return Group(*([table, star] if rows else []), *told, Text(conclusion(experiment), style="bold"))
 
 
 def beside(row: dict[str, Any]) -> tuple[str, str]:

@@ -38,8 +38,8 @@ def notes(experiment: Experiment) -> list[str]:
     lines = [
         f"load: {summary['load']}",
         f"ordered by {figure.label} ({figure.definition})",
-        f"rounds: {rounds}; {summary['elapsed_s'] / 60:.1f} of {summary['budget_s'] / 60:.1f} min; the order of the "
-        f"first pass is {experiment.order}",
+        f"passes: {rounds}; {summary['elapsed_s'] / 60:.1f} of {summary['budget_s'] / 60:.1f} min",
+        f"order of the first pass: {experiment.order}",
         "figures: means over runs, next to the last round's sets in the same passes; the verdict is of the last round "
         "alone, at 95 %",
     ]
@@ -51,8 +51,8 @@ def notes(experiment: Experiment) -> list[str]:
         lines.append(f"TTFT P95 needs {FEWEST[95]} requests a run (--requests)")
     if (lag := summary["client_lag_ms"]) is not None and lag > LATE_MS:
         lines.append(
-            f"the client was late: its event loop woke {lag:.1f} ms late at P99 in the worst run; figures near that are "
-            "its own"
+            f"the client was late: its event loop woke {lag:.1f} ms late at P99 in the worst run; figures near that are"
+            " its own"
         )
     reasons = Counter(reason(row) for row in summary["rows"] if reason(row))
     lines += [f"{count} not measured further: {text}" for text, count in reasons.most_common()]
