@@ -11,7 +11,7 @@ from engine_lab.shared.statistics import paired_ratio
 from engine_lab.sweep.figures import BY_KEY
 from engine_lab.sweep.options import SweepOptions
 from engine_lab.sweep.race import whole_passes
-from engine_lab.sweep.record import Candidate, Experiment, Round
+from engine_lab.sweep.record import FINAL, SCREENING, Candidate, Experiment, Round
 from engine_lab.sweep.rounds import LEAST_FINAL, ranked, seconds_of
 
 TOKENS = 8192
@@ -68,17 +68,18 @@ def status(experiment: Experiment, one: Candidate) -> str:
         return f"the same plan as {experiment.candidates[one.same_as].name}"
     if one.refused:
         return "refused" if not any(run.candidate == one.id for run in experiment.runs) else "failed"
-    rounds = [place for place, each in enumerate(experiment.rounds, 1) if one.id in each.candidates]
     if not experiment.runs_of(one.id):
         return "not measured"
-    last = len(experiment.rounds)
-    return "last round" if rounds[-1] == last and last_round(experiment) else f"out after round {rounds[-1]}"
+    last = last_round(experiment)
+    if last is not None and one.id in last.candidates:
+        return "last round"
+    rounds = [each for each in experiment.rounds if each.kind == SCREENING and one.id in each.candidates]
+    return f"out after round {len(rounds)}"
 
 
 def last_round(experiment: Experiment) -> Round | None:
     """The one that decides, if it has begun."""
-    found = experiment.rounds[-1] if experiment.rounds else None
-    return None if found is None or found.kind == "screening" else found
+    return next((one for one in experiment.rounds if one.kind == FINAL), None)
 
 
 def adjusted(experiment: Experiment, which: int, key: str) -> float | None:

@@ -30,6 +30,14 @@ def candidates_of(words: Sequence[str], config_dirs: Sequence[Path], keep_equal:
     points = list(product(*axes))
     found = [Candidate(i, _name(point, axes), tuple(point)) for i, point in enumerate(points)]
     _tell_apart(found)
+    negotiate(found, config_dirs, keep_equal)
+    if all(one.refused for one in found):
+        raise AssemblyError([one.refused for one in found])
+    return found
+
+
+def negotiate(found: Sequence[Candidate], config_dirs: Sequence[Path], keep_equal: bool = False) -> None:
+    """Say of each set why it is refused, or whether another one before it has the same plan."""
     plans: dict[bytes, int] = {}
     for one in found:
         try:
@@ -38,12 +46,9 @@ def candidates_of(words: Sequence[str], config_dirs: Sequence[Path], keep_equal:
             one.refused = "; ".join(error.problems)
             continue
         one.quality_key = _quality_key(plan)
-        first = plans.setdefault(_essence(plan), one.id)
+        first = plans.setdefault(essence_of(plan), one.id)
         if first != one.id and not keep_equal:
             one.same_as = first
-    if all(one.refused for one in found):
-        raise AssemblyError([one.refused for one in found])
-    return found
 
 
 def axes_of(words: Sequence[str], config_dirs: Sequence[Path]) -> list[tuple[str, ...]]:
@@ -73,7 +78,7 @@ def _tell_apart(found: Sequence[Candidate]) -> None:
             one.name = f"{one.name} ({seen[one.name]})"
 
 
-def _essence(plan: EnginePlan) -> bytes:
+def essence_of(plan: EnginePlan) -> bytes:
     """Equal for plans of the same engine, whichever words they come from."""
     slots = {
         slot: [(choice.factory, choice.config, choice.origin) for choice in choices]

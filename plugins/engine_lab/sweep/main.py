@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from engine_lab.sweep.order import order_candidates
 from engine_lab.sweep.page import page
 from engine_lab.sweep.quality import measure_quality
 from engine_lab.sweep.race import Race
-from engine_lab.sweep.record import Experiment, load, save
+from engine_lab.sweep.record import Candidate, Experiment, load, save
 from engine_lab.sweep.screen import render
 from engine_lab.sweep.table import write_csv
 
@@ -40,7 +40,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         options = options_of(flags)
         folder = options.folder_of(overrides, "sweep")
         check_folder(folder, "--folder")
-        experiment = new_or_resumed(overrides, options, folder)
+        experiment = new_or_resumed(overrides, options, folder, lambda: sets_of(overrides, options))
     except ValueError as error:
         return complain(error, USAGE)
 
@@ -74,23 +74,32 @@ def report(experiment: Experiment, folder: Path) -> None:
 async def sweep(
     experiment: Experiment, options: SweepOptions, saved: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Make what is missing of ``experiment``, with engines that are stopped however it ends."""
+    """Make what is missing of ``experiment``."""
     await measure_quality(experiment, options, saved, say)
+    async with measuring(experiment, options) as measure:
+        await Race(experiment, measure, options.by, options.keep, options.budget_s, options.load.seed, saved, say).run()
+
+
+@contextlib.asynccontextmanager
+async def measuring(experiment: Experiment, options: SweepOptions) -> AsyncIterator[Measure]:
+    """What makes runs, with engines that are stopped however it ends."""
     with tempfile.TemporaryDirectory(prefix="engine-sweep-") as logs:
         async with open_session(options.load.timeout_s) as session:
             servers = Servers(session, [str(path) for path in options.config_dirs], Path(logs))
-            measure = Measure(session, servers, options, experiment)
             try:
-                race = Race(
-                    experiment, measure, options.by, options.keep, options.budget_s, options.load.seed, saved, say
-                )
-                await race.run()
+                yield Measure(session, servers, options, experiment)
             finally:
                 await servers.close()
 
 
-def new_or_resumed(words: list[str], options: SweepOptions, folder: Path) -> Experiment:
-    """Raises ``ValueError`` if the folder is of another sweep, and :class:`~engine.assembly.errors.AssemblyError`."""
+def sets_of(words: list[str], options: SweepOptions) -> list[Candidate]:
+    return candidates_of(words, options.config_dirs, options.keep_equal)
+
+
+def new_or_resumed(
+    words: list[str], options: SweepOptions, folder: Path, sets: Callable[[], list[Candidate]]
+) -> Experiment:
+    """Raises ``ValueError`` if the folder is of something else, and :class:`~engine.assembly.errors.AssemblyError`."""
     file = folder / RESULTS
     asked = {"words": list(words)} | options.fixed()
     if file.exists():
@@ -101,7 +110,7 @@ def new_or_resumed(words: list[str], options: SweepOptions, folder: Path) -> Exp
             raise ValueError(f"{folder}: was made with {key} {then.get(key)}, not {asked[key]}; give another --folder")
         return found
     experiment = Experiment(tuple(words), options.fixed())
-    experiment.candidates = candidates_of(words, options.config_dirs, options.keep_equal)
+    experiment.candidates = sets()
     order = order_candidates(experiment, options)
     places = {which: place for place, which in enumerate(order)}
     experiment.candidates.sort(key=lambda one: places.get(one.id, len(order)))

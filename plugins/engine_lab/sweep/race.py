@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from engine_lab.sweep.record import FINAL, SCREENING, Experiment, Round, Run
+from engine_lab.sweep.record import SCREENING, Experiment, Round, Run
 from engine_lab.sweep.rounds import LEAST_FINAL, next_round, order_of, seconds_of
 
 Measure = Callable[[int, int, Round], Awaitable[Run]]
@@ -76,9 +76,3 @@ def whole_passes(experiment: Experiment, asked: Round) -> list[int]:
     runs = [experiment.runs_of(one) for one in left]
     numbers = range(asked.first, asked.first + asked.passes)
     return [number for number in numbers if runs and all(number in found for found in runs)]
-
-
-def is_decided(experiment: Experiment) -> bool:
-    """Whether the last round has as many passes as an interval needs."""
-    last = experiment.rounds[-1] if experiment.rounds else None
-    return last is not None and last.kind == FINAL and len(whole_passes(experiment, last)) >= LEAST_FINAL

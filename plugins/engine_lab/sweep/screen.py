@@ -35,8 +35,9 @@ def render(experiment: Experiment) -> RenderableType:
         name = f"{'* ' if row['pareto'] else '  '}{row['name']}"
         table.add_row(name, *figures, *beside(row), str(row["runs"]), style=style)
     star = Text("* no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one")
-    told = [Text(line) for line in notes(experiment)]
-    return Group(*([table, star] if rows else []), *told, Text(conclusion(experiment), style="bold"))
+    told: list[RenderableType] = [Text(line) for line in notes(experiment)]
+    tables: list[RenderableType] = [table, star] if rows else []
+    return Group(*tables, *told, Text(conclusion(experiment), style="bold"))
 
 
 def beside(row: dict[str, Any]) -> tuple[str, str]:
