@@ -75,6 +75,11 @@ def engine_command() -> list[CommandProvider]:
             "measure many plugin sets under one load, and name the best",
         ),
         CommandProvider(
+            "tune",
+            "engine_lab.tune.command:COMMAND",
+            "find the plugin set for an SLO, prove it, and write it as a preset",
+        ),
+        CommandProvider(
             "doctor",
             "engine_lab.doctor.command:COMMAND",
             "say why a running engine is slow, what to change, and what that should bring",

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, Any]:
     """Rows, the best first, the verdict, and what is to be known beside them."""
     found = verdict(experiment, options.by)
-    rows = [row(experiment, one, options.by) for one in experiment.candidates]
+    rows = [row(experiment, one, options.by) for one in experiment.candidates if not one.is_beside]
     mark_pareto(rows)
     places = {which: place for place, which in enumerate(found["ranked"])}
     rows.sort(key=lambda one: (places.get(one["id"], len(places)), one["value"] is None, one["value"] or 0.0))

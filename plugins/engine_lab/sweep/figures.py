@@ -37,7 +37,7 @@ FIGURES = (
     Figure("tokens_per_s", "output", "tok/s", "output tokens a second", True),
     Figure(
         "slo",
-        "of the SLO",
+        "SLO share",
         "x limit",
         f"P{SHARE} over requests of the largest share that any limit of --slo is taken: at most 1 is within it",
     ),

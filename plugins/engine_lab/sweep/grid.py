@@ -18,6 +18,8 @@ from engine.assembly.plan import EnginePlan
 from engine_lab.eval.plans import LOSSY_SLOTS
 from engine_lab.sweep.record import Candidate
 
+OWN = ("server.host", "server.port", "server.api_key")
+"""What every engine gets of its own."""
 MOST = 512
 """Points of a grid: composing them takes about 0.1 s each."""
 
@@ -52,7 +54,10 @@ def negotiate(found: Sequence[Candidate], config_dirs: Sequence[Path], keep_equa
 
 
 def axes_of(words: Sequence[str], config_dirs: Sequence[Path]) -> list[tuple[str, ...]]:
-    """For each word what it stands for."""
+    """For each word what it stands for. Raises :class:`AssemblyError` and ``ValueError``."""
+    for word in words:
+        if word.lstrip("+").partition("=")[0] in OWN:
+            raise ValueError(f"{word.partition('=')[0]}: the engines of a sweep listen on loopback; leave it out")
     plain = [word for word in words if word.lstrip("+").startswith("plugins.")]
     discovered = usable(discover(plugin_settings(plain)))
     axes = swept(words, discovered, config_dirs)

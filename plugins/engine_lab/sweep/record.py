@@ -33,6 +33,8 @@ class Candidate(msgspec.Struct):
     """By simulation, of the figure that sets are ordered by."""
     facts: dict[str, float | None] = {}
     """Memory in bytes, KV cache in tokens, as its engine says."""
+    is_beside: bool = False
+    """Not of the grid: measured to be compared with one of it."""
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ def render(experiment: Experiment) -> RenderableType:
     rows = [row for row in summary["rows"] if row["runs"]]
     keys = [summary["by"], *(key for key in COLUMNS if key != summary["by"])]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("plugin set", min_width=16, overflow="fold")
+    table.add_column("plugin set", min_width=18, overflow="fold")
     for key in keys:
         table.add_column(f"{BY_KEY[key].label}\n{BY_KEY[key].unit}", justify="right")
     table.add_column("memory\nMiB", justify="right")
@@ -32,7 +32,7 @@ def render(experiment: Experiment) -> RenderableType:
     for row in rows:
         figures = [shown(row["figures"][key]) for key in keys]
         style = "bold" if row["id"] == summary["verdict"]["winner"] else ""
-        name = f"{'* ' if row['pareto'] else '  '}{row['name']}"
+        name = ("* " if row["pareto"] else "") + row["name"].replace(" ", "\n")
         table.add_row(name, *figures, *beside(row), str(row["runs"]), style=style)
     star = Text("* no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one")
     told: list[RenderableType] = [Text(line) for line in notes(experiment)]
