@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 
 import aiohttp
@@ -60,10 +61,10 @@ class Requests:
         )
 
     async def send(
-        self, url: str, model: str, chars_per_token: float, number: int
+        self, url: str, model: str, chars_per_token: float, number: int, scale: float = 1.0
     ) -> tuple[list[RequestRecord], list[float]]:
         """The requests of a pass, after the warm-up: their records, and how late the client's event loop woke, in
-        seconds. Nothing of other passes is in the prefix cache for them."""
+        seconds. Nothing of other passes is in the prefix cache for them. ``scale``: so many times as much load."""
         seed = self._load.seed + number
         workload = self._workload(chars_per_token, seed)
         sender = HttpSender(self._session, self._target(url, model, f"pass {number}"), clock)
@@ -71,23 +72,26 @@ class Requests:
         lag = LoopLag(clock)
         with no_garbage_collection():
             async with background(lag):
-                records = await self._measured(sender, workload, seed)
+                records = await self._measured(sender, workload, seed, scale)
         return records, lag.lags_s
 
-    async def _measured(self, sender: HttpSender, workload: Workload, seed: int) -> list[RequestRecord]:
-        load, records = self._load, list[RequestRecord]()
+    async def _measured(self, sender: HttpSender, workload: Workload, seed: int, scale: float) -> list[RequestRecord]:
+        """Of a scaled load as many times the requests, so that a run is as long; of a trace the same ones, faster."""
+        load, records, count = self._load, list[RequestRecord](), ceil(self._load.requests * scale)
         if self._trace is not None:
-            schedule = schedule_of(self._trace, workload, load.speed)
+            schedule = schedule_of(self._trace, workload, load.speed * scale)
             await play(sender, schedule, Limit(None, None), clock, records.append)
             return records
         if load.rate is None:
-            return await self._closed(sender, workload.requests(), load.requests)
-        times, limit = arrivals(load.rate, seed), Limit(load.requests, None)
+            return await self._closed(sender, workload.requests(), count, scale)
+        times, limit = arrivals(load.rate * scale, seed), Limit(count, None)
         return await open_loop(sender, workload.requests(), times, limit, clock, lambda record: None)
 
-    async def _closed(self, sender: HttpSender, requests: Iterator[BenchRequest], count: int) -> list[RequestRecord]:
-        limit = Limit(count, None)
-        return await closed_loop(sender, requests, self._load.concurrency, limit, clock, lambda record: None)
+    async def _closed(
+        self, sender: HttpSender, requests: Iterator[BenchRequest], count: int, scale: float = 1.0
+    ) -> list[RequestRecord]:
+        at_once, limit = ceil(self._load.concurrency * scale), Limit(count, None)
+        return await closed_loop(sender, requests, at_once, limit, clock, lambda record: None)
 
 
 def trace_of(load: Load) -> list[TraceRequest] | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
-from engine.version import VERSION
 from engine_lab.bench.target import open_session
 from engine_lab.ladder.servers import Servers
 from engine_lab.shared.output import check_folder, write_json
@@ -130,7 +129,6 @@ def _renumber(experiment: Experiment) -> None:
 def plan_of(experiment: Experiment, options: SweepOptions) -> dict[str, object]:
     """What is going to be measured, for readers."""
     return {
-        "engine": VERSION,
         "words": experiment.words,
         "options": experiment.options,
         "budget_s": options.budget_s,

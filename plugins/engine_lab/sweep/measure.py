@@ -36,7 +36,7 @@ class Measure:
         failed, lag = "", None
         try:
             url = await self._url(candidate, asked)
-            records, lags_s = await self._send(url, candidate, number)
+            records, lags_s = await self._send(url, candidate, number, asked.scale)
             if not (failed := _failure(records)):
                 figures = figures_of(records, lags_s, self._options.slo)
                 lag = describe([(late * 1e3, 1) for late in lags_s])["p99"]
@@ -57,7 +57,9 @@ class Measure:
         others = [(one.words, one.id) for one in able if one.facts and not one.refused and one is not candidate]
         return (await self._servers.keep([mine, *others]))[0]
 
-    async def _send(self, url: str, candidate: Candidate, number: int) -> tuple[list[RequestRecord], list[float]]:
+    async def _send(
+        self, url: str, candidate: Candidate, number: int, scale: float
+    ) -> tuple[list[RequestRecord], list[float]]:
         experiment = self._experiment
         model = await find_model(self._session, url, None)
         if not candidate.facts:
@@ -66,7 +68,7 @@ class Measure:
             experiment.model, experiment.device = model, answer["plan"]["device"]["name"]
         if experiment.chars_per_token is None:
             experiment.chars_per_token = await self._requests.chars_per_token(url, model)
-        return await self._requests.send(url, model, experiment.chars_per_token, number)
+        return await self._requests.send(url, model, experiment.chars_per_token, number, scale)
 
 
 def _failure(records: list[RequestRecord]) -> str:

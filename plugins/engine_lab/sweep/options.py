@@ -13,7 +13,8 @@ import msgspec
 
 from engine.contracts.percentiles import FEWEST
 from engine_lab.bench.distribution import Distribution, parse_distribution
-from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, share, whole
+from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, whole
+from engine_lab.bench.options import share as share_flag
 from engine_lab.bench.slo import Slo, parse_slo
 from engine_lab.sweep.figures import FIGURES, SHARE
 
@@ -71,6 +72,8 @@ class SweepOptions:
     max_loss: float | None
     resident: bool
     keep_equal: bool
+    share: float
+    """Of the budget that was asked for, which ``budget_s`` is."""
     folder: str | None
     config_dirs: tuple[Path, ...]
 
@@ -89,8 +92,8 @@ class SweepOptions:
         return Path(f"{command}-{hashlib.sha256(asked).hexdigest()[:8]}")
 
 
-def options_of(flags: argparse.Namespace) -> SweepOptions:
-    """Raises ``ValueError`` when the flags contradict each other."""
+def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
+    """``share``: of the budget. Raises ``ValueError`` when the flags contradict each other."""
     by = flags.by or ("e2e" if flags.slo is None else "slo")
     if by == "slo" and flags.slo is None:
         raise ValueError("--by slo needs the limits: --slo ttft=500ms,itl=50ms")
@@ -102,7 +105,7 @@ def options_of(flags: argparse.Namespace) -> SweepOptions:
         raise ValueError("--quality and --no-quality exclude each other")
     return SweepOptions(
         load=load_of(flags),
-        budget_s=flags.budget,
+        budget_s=flags.budget * share,
         by=by,
         keep=flags.keep,
         slo=flags.slo,
@@ -111,6 +114,7 @@ def options_of(flags: argparse.Namespace) -> SweepOptions:
         max_loss=flags.max_loss,
         resident=flags.resident,
         keep_equal=flags.keep_equal,
+        share=share,
         folder=flags.folder,
         config_dirs=tuple(flags.config_dir),
     )
@@ -197,7 +201,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=whole(0), default=4, metavar="N", help="unmeasured requests first (%(default)s)")
     add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
     add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
-    add("--shared-prefix", type=share, default=0.0, metavar="SHARE", help="share of a prompt common to all (0)")
+    add("--shared-prefix", type=share_flag, default=0.0, metavar="SHARE", help="share of a prompt common to all (0)")
     add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
     add(
         "--prompt-ids",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from engine_lab.sweep.record import SCREENING, Experiment, Round, Run
+from engine_lab.sweep.record import HEADROOM, SCREENING, Experiment, Round, Run
 from engine_lab.sweep.rounds import LEAST_FINAL, next_round, order_of, seconds_of
 
 Measure = Callable[[int, int, Round], Awaitable[Run]]
 """One run of a set, in a pass of a round."""
+
+
+OVERRUN = 1.2
+"""Of the budget, for the least passes of the round that decides: they fit when it began."""
 
 
 class Race:
@@ -40,8 +44,8 @@ class Race:
             await self.make(found)
 
     async def make(self, asked: Round) -> None:
-        """The missing runs of a round. The first round ends where the time for the last one begins; a later one when
-        the budget is spent."""
+        """The missing runs of a round. The first round ends where the time for the last one begins, a later one when
+        the budget is spent; that of headroom is not in it."""
         experiment = self._experiment
         done = {(run.number, run.candidate) for run in experiment.runs}
         for number in range(asked.first, asked.first + asked.passes):
@@ -56,17 +60,21 @@ class Race:
                 run = await self._measure(which, number, asked)
                 experiment.runs.append(run)
                 experiment.elapsed_s += run.seconds
-                if run.failed:
+                if run.failed and asked.kind != HEADROOM:
                     candidate.refused = run.failed
                 self._saved()
 
     def _is_over(self, asked: Round) -> bool:
         experiment, reserve = self._experiment, 0.0
+        if asked.kind == HEADROOM:
+            return False
         if asked.kind == SCREENING:
             measured = [run.candidate for run in experiment.runs if not run.failed]
             if len(set(measured)) < self._keep:
                 return False
             reserve = self._keep * LEAST_FINAL * seconds_of(experiment, measured)
+        elif len(whole_passes(experiment, asked)) < LEAST_FINAL:
+            return experiment.elapsed_s >= self._budget_s * OVERRUN
         return experiment.elapsed_s + reserve >= self._budget_s
 
 

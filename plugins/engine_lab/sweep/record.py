@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 SCHEMA = "engine-sweep/1"
-SCREENING, FINAL, PROOF = "screening", "final", "proof"
+SCREENING, FINAL, PROOF, HEADROOM = "screening", "final", "proof", "headroom"
 """Kinds of rounds."""
 
 
@@ -61,6 +61,8 @@ class Round(msgspec.Struct):
     passes: int
     first: int
     """Number of its first pass."""
+    scale: float = 1.0
+    """How many times as much load as in others."""
 
 
 class Experiment(msgspec.Struct):

@@ -14,7 +14,7 @@ from engine_lab.sweep.record import Experiment
 from engine_lab.sweep.wording import conclusion, notes
 
 MIB = 2.0**20
-COLUMNS = ("e2e", "ttft_p95", "itl_p95", "tokens_per_s")
+COLUMNS = ("ttft_p95", "itl_p95", "tokens_per_s")
 
 
 def render(experiment: Experiment) -> RenderableType:

@@ -17,7 +17,8 @@ from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, progress, report, sweep
 from engine_lab.sweep.race import Race
-from engine_lab.sweep.record import PROOF, Experiment, Round, save
+from engine_lab.sweep.record import PROOF, Experiment, save
+from engine_lab.tune.headroom import raise_load
 from engine_lab.tune.lines import baseline_of, lines_of, tuned_sets
 from engine_lab.tune.options import TuneOptions, split, tune_options_of
 from engine_lab.tune.preset import write_preset
@@ -73,27 +74,21 @@ async def tune(
     asked = next((one for one in experiment.rounds if one.kind == PROOF), None)
     if asked is None:
         await sweep(experiment, options.sweep, saved, say)
-        chosen, why = choose(experiment, options.sweep.config_dirs)
+        chosen, why = choose(experiment, options.sweep.config_dirs, options.sweep.share)
         if chosen is None:
             return {"is_proven": False, "why": why}
         lines = lines_of(chosen, baseline_of(experiment), options.sweep.config_dirs)
         asked = proof_round(experiment, chosen, lines, options.sweep.config_dirs, options.budget_s)
         experiment.rounds.append(asked)
         saved()
-    await prove_by_runs(experiment, options, asked, saved, say)
-    return prove(experiment, asked)
-
-
-async def prove_by_runs(
-    experiment: Experiment,
-    options: TuneOptions,
-    asked: Round,
-    saved: Callable[[], None],
-    say: Callable[[str], None],
-) -> None:
     async with measuring(experiment, options.sweep) as measure:
         seed = options.sweep.load.seed
-        await Race(experiment, measure, BY, options.sweep.keep, options.budget_s, seed, saved, say).make(asked)
+        race = Race(experiment, measure, BY, options.sweep.keep, options.budget_s, seed, saved, say)
+        await race.make(asked)
+        proof = prove(experiment, asked)
+        if proof["is_proven"] and options.headroom:
+            proof["headroom"] = await raise_load(experiment, proof, race.make)
+    return proof
 
 
 def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, file: Path) -> int:

@@ -29,6 +29,7 @@ class TuneOptions:
     sweep: SweepOptions
     """With its share of the budget."""
     budget_s: float
+    headroom: bool
     preset: Path | None
     """The file to write; ``None``: in the folder."""
 
@@ -41,6 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write it there, as DIR/preset/NAME.yaml (default: preset/mine.yaml in --folder)",
     )
+    add("--headroom", action="store_true", help="then raise the load until neither set keeps the SLO; not in --budget")
     add_measuring(parser)
     add_load(parser)
     parser.set_defaults(budget=BUDGET, by="slo", keep=KEEP, keep_equal=False)
@@ -53,9 +55,7 @@ def tune_options_of(flags: argparse.Namespace) -> TuneOptions:
     preset = None if flags.preset is None else Path(flags.preset)
     if preset is not None and (preset.parent.name != "preset" or preset.suffix != ".yaml"):
         raise ValueError(f"--preset {preset}: expected DIR/preset/NAME.yaml, which --config-dir DIR +preset=NAME loads")
-    budget_s = flags.budget
-    flags.budget = budget_s * SWEEP_SHARE
-    return TuneOptions(options_of(flags), budget_s, preset)
+    return TuneOptions(options_of(flags, SWEEP_SHARE), flags.budget, flags.headroom, preset)
 
 
 def split(words: Sequence[str], config_dirs: Sequence[Path]) -> tuple[list[str], list[str]]:

@@ -19,9 +19,10 @@ from engine_lab.tune.lines import WITHOUT, baseline_of, left_out, lines_of
 BY = "slo"
 
 
-def choose(experiment: Experiment, config_dirs: Sequence[Path]) -> tuple[Candidate | None, str]:
-    """Of the sets that the sweep cannot tell from the best, the one with the fewest lines; none, and why."""
-    found = verdict(experiment, BY)
+def choose(experiment: Experiment, config_dirs: Sequence[Path], share: float = 1.0) -> tuple[Candidate | None, str]:
+    """Of the sets that the sweep cannot tell from the best, the one with the fewest lines; none, and why.
+    ``share``: of the budget that the sweep has."""
+    found = verdict(experiment, BY, share)
     if not found["compared"]:
         return None, found["why"]
     best, baseline = found["ranked"][0], baseline_of(experiment)

@@ -27,6 +27,10 @@ def evidence(experiment: Experiment, proof: dict[str, Any]) -> list[str]:
         )
     if chosen.loss is not None:
         lines.append(f"loss of quality: perplexity {chosen.loss:+.2%} ({experiment.quality})")
+    lines += [
+        f"load: {f'{most:.3g} times the given one' if most else 'none'} was the highest at which {name} kept the SLO"
+        for name, most in proof.get("headroom", {}).items()
+    ]
     return [*lines, *(line_brings(one) for one in proof["lines"])]
 
 

@@ -15,7 +15,7 @@ from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.sweep import load as loading
 from engine_lab.sweep import main as sweeping
-from engine_lab.sweep import quality
+from engine_lab.sweep import order, quality
 from engine_lab.sweep.measure import Measure
 from engine_lab.sweep.record import load
 
@@ -27,6 +27,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(FakeServers, "engine", FakeEngine())
     monkeypatch.setattr(FakeServers, "kept", [])
     monkeypatch.setattr(sweeping, "Servers", FakeServers)
+    monkeypatch.setattr(order, "spec_of", lambda words, config_dirs: None)  # sizing takes longest
     monkeypatch.setattr(loading, "no_garbage_collection", nullcontext)  # it collects once a run
     return FakeServers.engine
 

@@ -14,7 +14,7 @@ import pytest
 from engine.assembly.assemble import configure
 from engine.cli.main import main
 from engine.contracts.command import OK, USAGE
-from engine_lab.sweep import quality
+from engine_lab.sweep import order, quality
 from engine_lab.sweep.measure import Measure
 from engine_lab.sweep.record import PROOF, Round, Run, load
 from engine_lab.tune.main import NONE
@@ -39,6 +39,7 @@ def truth(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return Run(which, number, dict.fromkeys(keys, value) | {"tokens_per_s": 1.0 / value}, 5.0)
 
     monkeypatch.setattr(Measure, "__call__", measured)
+    monkeypatch.setattr(order, "spec_of", lambda words, config_dirs: None)  # sizing takes longest
     return factors
 
 

@@ -80,6 +80,6 @@ def options(discovered: Discovered, config_dirs: Sequence[Path] = ()) -> dict[st
 
 
 def swept(overrides: Sequence[str], discovered: Discovered, config_dirs: Sequence[Path] = ()) -> list[tuple[str, ...]]:
-    """For each override those that it stands for, in Hydra's sweep syntax: ``drafter=none,ngram``, ``drafter=*``,
+    """For each override those that it stands for, in Hydra's sweep syntax: ``drafter=a,b``, ``drafter=*``,
     ``a.b=range(1,9,2)``. Nothing is composed. Raises :class:`AssemblyError`."""
     return alternatives(overrides, Catalogue(discovered, config_dirs))
