@@ -29,15 +29,11 @@ def order_candidates(experiment: Experiment, options: SweepOptions) -> list[int]
     requests = simulated_load(options.load)
     for one in able:
         one.predicted = predicted(one, requests, options)
-    known = sum(one.predicted is not None for one in able)
-    if known == len(able):
-        experiment.order = "by simulation with the step costs that these sets have measured on this machine"
-        able.sort(key=lambda one: one.predicted if one.predicted is not None else inf)
-    else:
-        experiment.order = (
-            f"random, of seed {options.load.seed}: {known} of {len(able)} sets have measured what their steps cost"
-        )
-    return [one.id for one in able]
+        if one.predicted is None:
+            experiment.order = f"random, of seed {options.load.seed}: what steps cost was not measured with {one.name}"
+            return [one.id for one in able]
+    experiment.order = "by simulation with the step costs that these sets have measured on this machine"
+    return [one.id for one in sorted(able, key=lambda one: one.predicted or 0.0)]
 
 
 def predicted(candidate: Candidate, requests: Sequence[TraceRequest], options: SweepOptions) -> float | None:

@@ -27,7 +27,7 @@ def next_round(experiment: Experiment, by: str, keep: int, budget_s: float) -> R
     if last.kind != SCREENING:
         return None
     left = ranked(experiment, last.candidates, by)
-    survivors = left[: max(keep, ceil(len(last.candidates) / 2))]
+    survivors = left[: max(keep, ceil(len(left) / 2))]
     if len(survivors) > keep:
         reserve = keep * LEAST_FINAL * seconds_of(experiment, left[:keep])
         spare = budget_s - experiment.elapsed_s - reserve
