@@ -3,9 +3,9 @@
     python -m tools.benchmarks.sweeps --out DIR [--only 0,3] [--budget 15m] [--all-budget 3h]
     python -m tools.benchmarks.sweeps --out DIR --aa 20 [--budget 6m]
 
-Each load of :data:`LOADS` is swept over the 24 sets of :data:`GRID` within the budget, and then measured with all of
-them in the last round (``--keep 24``). The best three are right if they are those of the long measurement (``same``), or
-if none of them is shown to be worse there than its third (``tied``). ``--aa`` sweeps three equal sets so many times.
+Each load of :data:`LOADS` is swept over the 24 sets of :data:`GRID` within the budget, then measured with all of
+them in the last round (``--keep 24``). The best three are right if they are those of the long measurement (``same``),
+or if none of them is shown to be worse there than its third (``tied``). ``--aa`` sweeps three equal sets so many times.
 What was interrupted goes on with the same command.
 """
 

@@ -51,37 +51,45 @@ def _sections(experiment: Experiment) -> list[Markup]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Markup:
-    head = ["plugin set", *(f"{one.label} ({one.unit})" for one in BY_KEY.values()), "memory (MiB)", "loss", "runs", ""]
+    head = [
+        "",
+        "plugin set",
+        *(f"{one.label} ({one.unit})" for one in BY_KEY.values()),
+        "memory (MiB)",
+        "loss",
+        "runs",
+        "",
+    ]
     body = []
-    for row in rows:
+    for place, row in enumerate(rows, 1):
         name = tag("span", row["name"], class_="better" if row["pareto"] else None)
         figures = [shown(row["figures"][key]) for key in BY_KEY]
         said = joined(row["status"], tag("small", row["reason"])) if row["reason"] else row["status"]
-        body.append([name, *figures, *beside(row), str(row["runs"]), said])
+        body.append([str(place), name, *figures, *beside(row), str(row["runs"]), said])
     return table(head, body)
 
 
 def pareto_plot(rows: list[dict[str, Any]]) -> Markup:
-    """TTFT P95 to the right, ITL P95 upwards, a circle for each set."""
-    points = [(row, row["figures"]["ttft_p95"], row["figures"]["itl_p95"]) for row in rows]
-    points = [(row, x, y) for row, x, y in points if x and y]
-    most_x, most_y = max(x for _, x, _ in points) * 1.08, max(y for _, _, y in points) * 1.08
+    """TTFT P95 to the right, ITL P95 upwards, a circle for each set with its place in the table."""
+    places = [(place, row, row["figures"]["ttft_p95"], row["figures"]["itl_p95"]) for place, row in enumerate(rows, 1)]
+    points = [(place, row, x, y) for place, row, x, y in places if x and y]
+    most_x, most_y = max(point[2] for point in points) * 1.08, max(point[3] for point in points) * 1.08
     right, bottom = WIDTH - MARGIN, HEIGHT - MARGIN
     parts = [
         tag("line", x1=MARGIN, y1=bottom, x2=right, y2=bottom, class_="axis"),
         tag("line", x1=MARGIN, y1=10, x2=MARGIN, y2=bottom, class_="axis"),
         tag("text", "TTFT P95 (ms)", x=(MARGIN + right) / 2, y=HEIGHT - 15, class_="title"),
-        tag("text", "ITL P95 (ms)", x=MARGIN, y=8, class_="title"),
+        tag("text", "ITL P95 (ms)", x=MARGIN + 50, y=16, class_="title"),
     ]
     for share in (0.25, 0.5, 0.75, 1.0):
         x, y = MARGIN + share * (right - MARGIN), bottom - share * (bottom - 10)
         parts.append(tag("text", shown(share * most_x), x=f"{x:.0f}", y=bottom + 16, class_="tick"))
         parts.append(tag("text", shown(share * most_y), x=MARGIN - 25, y=f"{y + 4:.0f}", class_="tick"))
-    for row, x, y in points:
+    for place, row, x, y in points:
         cx, cy = MARGIN + x / most_x * (right - MARGIN), bottom - y / most_y * (bottom - 10)
         label = tag("title", f"{row['name']}: TTFT P95 {shown(x)} ms, ITL P95 {shown(y)} ms")
         circle = tag("circle", label, cx=f"{cx:.1f}", cy=f"{cy:.1f}", r=5)
-        name = tag("text", row["name"], x=f"{cx + 8:.1f}", y=f"{cy + 4:.1f}", class_="value") if row["pareto"] else ""
-        parts.append(tag("g", circle, name, class_="better" if row["pareto"] else "undecided"))
+        number = tag("text", str(place), x=f"{cx + 7:.1f}", y=f"{cy + 4:.1f}", class_="value")
+        parts.append(tag("g", circle, number, class_="better" if row["pareto"] else "undecided"))
     picture = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", width=WIDTH, height=HEIGHT)
     return tag("div", picture, class_="scroll", tabindex=0)
