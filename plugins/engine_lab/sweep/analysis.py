@@ -11,8 +11,8 @@ from engine_lab.shared.statistics import paired_ratio
 from engine_lab.sweep.figures import BY_KEY
 from engine_lab.sweep.options import SweepOptions
 from engine_lab.sweep.race import whole_passes
-from engine_lab.sweep.record import FINAL, SCREENING, Candidate, Experiment, Round
-from engine_lab.sweep.rounds import LEAST_FINAL, ranked, seconds_of
+from engine_lab.sweep.record import FINAL, SCREENING, Candidate, Experiment, Round, Run
+from engine_lab.sweep.rounds import LEAST_FINAL, after, ranked, seconds_of
 
 TOKENS = 8192
 """KV tokens that memory is told with: engines fill what is free with more."""
@@ -43,7 +43,7 @@ def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, 
 
 def row(experiment: Experiment, one: Candidate, by: str) -> Row:
     """A set: what became of it, and its figures."""
-    runs = experiment.runs_of(one.id)
+    runs = swept_runs(experiment, one.id)
     value = adjusted(experiment, one.id, by)
     figures = {key: adjusted(experiment, one.id, key) for key in (*BY_KEY, "ttft_p50", "itl_p50", "e2e_p95")}
     return {
@@ -85,7 +85,7 @@ def last_round(experiment: Experiment) -> Round | None:
 def adjusted(experiment: Experiment, which: int, key: str) -> float | None:
     """The geometric mean over a set's runs. Passes send different requests, and sets that were dropped have fewer: each
     run counts as a ratio to those of the last round's sets in the same pass. ``None``: not known."""
-    runs = {number: run.figures.get(key) for number, run in experiment.runs_of(which).items()}
+    runs = {number: run.figures.get(key) for number, run in swept_runs(experiment, which).items()}
     values = {number: log(value) for number, value in runs.items() if value}
     if not values or len(values) < len(runs):
         return None
@@ -93,7 +93,7 @@ def adjusted(experiment: Experiment, which: int, key: str) -> float | None:
     left = [one for one in last.candidates if not experiment.candidates[one].refused] if last else []
     levels: dict[int, list[float]] = {}
     for one in left:
-        for number, run in experiment.runs_of(one).items():
+        for number, run in swept_runs(experiment, one).items():
             if value := run.figures.get(key):
                 levels.setdefault(number, []).append(log(value))
     level = {number: fmean(found) for number, found in levels.items() if len(found) == len(left)}
@@ -101,6 +101,13 @@ def adjusted(experiment: Experiment, which: int, key: str) -> float | None:
     if not common:
         return exp(fmean(values.values()))
     return exp(fmean(values[number] - level[number] for number in common) + fmean(level.values()))
+
+
+def swept_runs(experiment: Experiment, which: int) -> dict[int, Run]:
+    """By number of their pass, as far as the last round; what comes after it is for :mod:`engine_lab.tune`."""
+    last = last_round(experiment)
+    runs = experiment.runs_of(which)
+    return {number: run for number, run in runs.items() if last is None or number < after(last)}
 
 
 def memory(facts: dict[str, float | None]) -> float | None:

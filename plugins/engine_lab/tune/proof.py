@@ -101,5 +101,5 @@ def _kept(experiment: Experiment, which: int, numbers: Sequence[int]) -> dict[st
     found = hodges_lehmann([log(value) for value in values])
     assert found.interval is not None
     low, high = exp(found.interval.low), exp(found.interval.high)
-    said = "kept" if high <= 1.0 else "not kept" if low > 1.0 else "kept in some runs and not in others"
+    said = "kept" if high <= 1.0 else "not kept" if low > 1.0 else "undecided"
     return {"share": exp(found.value), "low": low, "high": high, "verdict": said}
