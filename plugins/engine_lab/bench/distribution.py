@@ -33,6 +33,9 @@ class Distribution:
         return f"{self.a:g}" if self.kind == "fixed" else f"{self.kind}:{self.a:g},{self.b:g}"
 
 
+ONE = Distribution("fixed", 1.0)
+
+
 def parse_distribution(text: str) -> Distribution:
     """Raises ``ValueError`` that names the text and the accepted forms."""
     kind, colon, numbers = text.partition(":")
@@ -45,7 +48,10 @@ def parse_distribution(text: str) -> Distribution:
     except ValueError:
         found = Distribution("unknown", 0.0)
     if not is_valid(found):
-        raise ValueError(f"{text!r}: expected a whole number of at least 1, uniform:LOW,HIGH or lognormal:MEAN,SIGMA")
+        raise ValueError(
+            f"{text!r}: expected a whole number of at least 1, uniform:LOW,HIGH or lognormal:MEAN,SIGMA; SIGMA is "
+            "the standard deviation of the logarithm, from 0 (all equal) to 3"
+        )
     return found
 
 

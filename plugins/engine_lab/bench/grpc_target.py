@@ -61,10 +61,11 @@ class GrpcSender:
             temperature=target.temperature, max_tokens=request.max_tokens, ignore_eos=target.ignore_eos
         )
         asked = pb.GenerateRequest(sampling_params=params, stream=target.stream)
-        if isinstance(request.prompt, str):
-            asked.text = request.prompt
+        prompt = request.whole
+        if isinstance(prompt, str):
+            asked.text = prompt
         else:
-            asked.tokenized.input_ids.extend(request.prompt)
+            asked.tokenized.input_ids.extend(prompt)
         return asked
 
 

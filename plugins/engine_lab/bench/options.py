@@ -6,12 +6,20 @@ import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from engine_lab.bench.distribution import Distribution, parse_distribution
+from engine_lab.bench.distribution import ONE, Distribution, parse_distribution
+from engine_lab.bench.mixture import ServiceClass, read_mixture
+from engine_lab.bench.pattern import CONSTANT, POISSON, Pattern, parse_pattern
 from engine_lab.bench.slo import Slo, parse_slo
+from engine_lab.bench.workload import Leave, parse_leave
+from engine_lab.shared.simulation.traces.reading import FORMATS
 
-DEFAULT_REQUESTS = 100
+DEFAULT_REQUESTS, DEFAULT_BURST = 100, 20
+DEFAULT_STEP_S = 15.0
+"""Of each load of several."""
+DEFAULT_SWEEP = 5
 DEFAULT_VOCAB = 1000
 T = TypeVar("T")
 
@@ -24,8 +32,9 @@ class BenchOptions:
     model: str | None
     api_key: str | None
     concurrency: int
+    """Of a closed loop."""
     rate: float | None
-    """Requests per second; ``None``: closed loop with ``concurrency``."""
+    """Requests per second; ``None``: closed loop with ``concurrency``, or the arrivals of ``trace``."""
     requests: int | None
     duration_s: float | None
     prompt_tokens: Distribution
@@ -48,36 +57,70 @@ class BenchOptions:
     compare: tuple[str, str] | None
     grpc: str | None = None
     """Where the load is sent over gRPC; ``None``: over HTTP, to :attr:`url`."""
+    rates: tuple[float, ...] = ()
+    """Several rates, one after the other."""
+    sweep: int | None = None
+    """So many rates up to saturation, which is found first."""
+    pattern: Pattern = POISSON
+    ramp_s: float = 0.0
+    most_running: int | None = None
+    """Beside a rate."""
+    trace: str | None = None
+    trace_format: str = "auto"
+    speed: float = 1.0
+    classes: tuple[ServiceClass, ...] = ()
+    prefixes: int = 1
+    turns: Distribution = ONE
+    think_s: float = 0.0
+    leave: Leave | None = None
+    slice_s: float | None = None
+    html_file: str | None = None
+    versus: str | None = None
+    pairs: int = 10
 
     @property
     def load(self) -> str:
         """The load in words."""
+        ramp = f", over {self.ramp_s:g} s" if self.ramp_s else ""
+        rate = "" if self.rate is None else f", {self.rate:g} requests/s"
+        if self.trace is not None:
+            return f"trace {Path(self.trace).name}{rate or f', {self.speed:g} times as fast'}"
         if self.rate is not None:
-            return f"open loop, {self.rate:g} requests/s"
-        return f"closed loop, {self.concurrency} at once"
+            pattern = "" if self.pattern == POISSON else f", {self.pattern}"
+            most = f", at most {self.most_running} running" if self.most_running else ""
+            return f"open loop{rate}{pattern}{ramp}{most}"
+        return f"closed loop, {self.concurrency} at once{ramp}"
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether requests have further turns."""
+        return self.turns != ONE or any("turns" in each.changes for each in self.classes)
 
 
 def options_of(flags: argparse.Namespace) -> BenchOptions:
     """The run that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
-    if not flags.url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {flags.url}: expected http://HOST:PORT")
     if flags.endpoint == "chat" and flags.prompt_ids is not None:
         raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.grpc is not None and (flags.endpoint == "chat" or flags.tokenizer is not None):
         raise ValueError("--grpc sends prompts and gets token ids: it takes no --endpoint chat and no --tokenizer")
-    if flags.rate is not None and flags.concurrency is not None:
-        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
-    requests = flags.requests
-    if requests is None and flags.duration is None:
-        requests = DEFAULT_REQUESTS
-    return BenchOptions(
-        url=flags.url.rstrip("/").removesuffix("/v1").rstrip("/"),
+    check_load(flags)
+    is_many = flags.sweep is not None or len(flags.rate) > 1
+    requests, duration_s = flags.requests, flags.duration
+    if requests is None and duration_s is None:
+        if is_many:
+            duration_s = DEFAULT_STEP_S
+        elif flags.versus is not None:
+            requests = DEFAULT_BURST
+        elif flags.trace is None:
+            requests = DEFAULT_REQUESTS
+    options = BenchOptions(
+        url=base_url(flags.url),
         model=flags.model,
         api_key=flags.api_key,
         concurrency=flags.concurrency or 1,
-        rate=flags.rate,
+        rate=flags.rate[0] if len(flags.rate) == 1 else None,
         requests=requests,
-        duration_s=flags.duration,
+        duration_s=duration_s,
         prompt_tokens=flags.prompt_tokens,
         output_tokens=flags.output_tokens,
         shared_prefix=flags.shared_prefix,
@@ -96,7 +139,72 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         tokenizer=flags.tokenizer,
         compare=tuple(flags.compare) if flags.compare else None,
         grpc=flags.grpc,
+        rates=tuple(flags.rate) if len(flags.rate) > 1 else (),
+        sweep=flags.sweep,
+        pattern=flags.arrivals or (CONSTANT if flags.sweep is not None else POISSON),
+        ramp_s=flags.ramp,
+        most_running=flags.concurrency if flags.rate else None,
+        trace=flags.trace,
+        trace_format=flags.format,
+        speed=flags.speed,
+        classes=() if flags.workload is None else read_mixture(flags.workload),
+        prefixes=flags.prefixes,
+        turns=flags.turns,
+        think_s=flags.think,
+        leave=flags.leave,
+        slice_s=flags.slice,
+        html_file=flags.html,
+        versus=None if flags.versus is None else base_url(flags.versus),
+        pairs=flags.pairs,
     )
+    check_requests(options)
+    return options
+
+
+def check_requests(options: BenchOptions) -> None:
+    """Raises ``ValueError`` where what is sent does not go with how, or when."""
+    if options.has_turns and (options.prompt_ids is not None or options.grpc is not None):
+        raise ValueError("--turns needs answers as texts: it takes neither --prompt-ids nor --grpc")
+    leaves = options.leave is not None or any("leave" in each.changes for each in options.classes)
+    if leaves and options.grpc is not None:
+        raise ValueError("--leave closes HTTP connections: it takes no --grpc")
+    if options.trace is not None and (options.classes or options.turns != ONE or leaves):
+        raise ValueError("--trace has its own requests: it takes no --workload, --turns or --leave")
+    if any(each.has_load for each in options.classes):
+        if options.sweep is not None or options.rates:
+            raise ValueError("--workload: a class with a load of its own goes with one load, not with several")
+        if options.duration_s is None:
+            raise ValueError("--workload: a class with a load of its own runs for a time: expected --duration S")
+
+
+def base_url(url: str) -> str:
+    """Without ``/v1``, which most servers have their API at."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"--url {url}: expected http://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def check_load(flags: argparse.Namespace) -> None:
+    """Raises ``ValueError`` where loads exclude each other."""
+    loads = {"--sweep": flags.sweep is not None, "--trace": flags.trace is not None, "--rate R,R": len(flags.rate) > 1}
+    named = [name for name, is_there in (*loads.items(), ("--versus", flags.versus is not None)) if is_there]
+    if len(named) > 1 and named != ["--trace", "--versus"]:
+        raise ValueError(f"{' and '.join(named)} exclude each other")
+    if flags.trace is not None or flags.sweep is not None:
+        name = "--trace" if flags.trace is not None else "--sweep"
+        flag = "--concurrency" if flags.concurrency is not None else "--ramp" if flags.ramp else None
+        if flag is not None:
+            raise ValueError(f"{name} sets the load itself: it takes no {flag}")
+    if flags.sweep is not None and flags.rate:
+        raise ValueError("--sweep finds rates by itself: it takes no --rate; name them with --rate 1,2,4 alone")
+    if flags.arrivals is not None and not flags.rate and flags.sweep is None:
+        raise ValueError(f"--arrivals {flags.arrivals}: expected a --rate beside it")
+    if flags.arrivals is not None and flags.trace is not None:
+        raise ValueError(f"--arrivals {flags.arrivals}: those of a --trace are its own, or Poisson at --rate")
+    if flags.versus is not None and flags.grpc is not None:
+        raise ValueError("--versus compares servers over HTTP: it takes no --grpc")
+    if flags.trace is None and flags.speed != 1.0:
+        raise ValueError(f"--speed {flags.speed:g}: expected a --trace to play at it")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +216,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--slo", type=parsed(parse_slo), metavar="LIMITS", help="count goodput, for example ttft=200ms,itl=20ms"
     )
+    result.add_argument("--slice", type=number(0.001), metavar="S", help="figures of every S seconds, too")
     result.add_argument("--json", metavar="FILE", help="write the result, every request included")
+    result.add_argument("--html", metavar="FILE", help="write the result as one page with plots")
     result.add_argument(
         "--compare", nargs=2, metavar=("A.json", "B.json"), help="print two results side by side and stop"
     )
@@ -126,10 +236,35 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
-    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
-    add("--requests", type=whole(1), metavar="N", help=f"stop after N requests ({DEFAULT_REQUESTS}, or --duration)")
-    add("--duration", type=number(0.001), metavar="S", help="stop sending after S seconds")
+    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1); with --rate: at most N running")
+    add("--rate", type=parsed(rates), default=(), metavar="R", help="open loop: R per second; several: --rate 1,2,4")
+    add("--arrivals", type=parsed(parse_pattern), metavar="PATTERN", help="of --rate (poisson), of --sweep (constant)")
+    add("--ramp", type=number(0.0), default=0.0, metavar="S", help="reach the load over the first S seconds (0)")
+    add(
+        "--sweep",
+        type=whole(1),
+        nargs="?",
+        const=DEFAULT_SWEEP,
+        metavar="N",
+        help=f"find saturation by a closed loop, then N rates below it ({DEFAULT_SWEEP})",
+    )
+    add("--trace", metavar="FILE", help="play the requests of a trace when they came")
+    add("--format", choices=("auto", *FORMATS), default="auto", help="of the trace (%(default)s)")
+    add("--speed", type=number(1e-6), default=1.0, metavar="X", help="play the trace X times as fast (%(default)g)")
+    add(
+        "--requests",
+        type=whole(1),
+        metavar="N",
+        help=f"stop after N requests ({DEFAULT_REQUESTS}, or --duration; all of a trace)",
+    )
+    add(
+        "--duration",
+        type=number(0.001),
+        metavar="S",
+        help=f"stop sending after S seconds (of several loads: each, {DEFAULT_STEP_S:g})",
+    )
+    add("--versus", metavar="URL", help="a second server: the same bursts to both in turns, as ratios with intervals")
+    add("--pairs", type=whole(6), default=10, metavar="N", help="bursts to each of two servers (%(default)s)")
     add("--warmup", type=whole(0), default=1, metavar="N", help="unmeasured requests first (%(default)s)")
 
 
@@ -139,6 +274,11 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
     add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
     add("--shared-prefix", type=share, default=0.0, metavar="SHARE", help="share of a prompt common to all, 0 to 1 (0)")
+    add("--prefixes", type=whole(1), default=1, metavar="N", help="different shared parts (%(default)s)")
+    add("--turns", type=length, default=ONE, metavar="LENGTH", help="turns of a session, each with all before it (1)")
+    add("--think", type=number(0.0), default=0.0, metavar="S", help="between an answer and the next turn (%(default)g)")
+    add("--leave", type=parsed(parse_leave), metavar="SHARE@S", help="a share of clients goes away S seconds after")
+    add("--workload", metavar="FILE", help="classes of requests that come mixed: TOML, a table a class")
     add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
     add(
         "--prompt-ids",
@@ -156,13 +296,21 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
 
 
+def rates(text: str) -> tuple[float, ...]:
+    """``1,2,4``, from the least on. Raises ``ValueError``."""
+    found = tuple(number(1e-6)(part) for part in text.split(","))
+    if list(found) != sorted(set(found)):
+        raise ValueError(f"{text!r}: expected rates that grow, as in 1,2,4")
+    return found
+
+
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
     """An argparse type that keeps the message of a ``ValueError``."""
 
     def convert(text: str) -> T:
         try:
             return parse(text)
-        except ValueError as error:
+        except (ValueError, argparse.ArgumentTypeError) as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return convert

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from engine_lab.bench.quirks import api_of, tokenize_bodies
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest
 
@@ -30,7 +31,7 @@ class Calibration:
 
 async def find_model(session: aiohttp.ClientSession, base_url: str, api_key: str | None) -> str:
     """The first model the server lists. Raises :class:`ProbeError` if there is none."""
-    url = f"{base_url}/v1/models"
+    url = f"{api_of(base_url)}/models"
     headers = Target(base_url, "", "chat", api_key).headers
     try:
         async with session.get(url, headers=headers) as response:
@@ -50,11 +51,7 @@ async def calibrate(
     """How many characters of ``sample`` make a token, by the most exact way the server offers."""
     if count_tokens is not None:
         return Calibration(len(sample) / max(1, count_tokens(sample)), "--tokenizer")
-    shapes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("the server's /tokenize", {"model": target.model, "prompt": sample}),
-        ("the server's /tokenize (llama.cpp)", {"content": sample}),
-    )
-    for source, body in shapes:
+    for source, body in tokenize_bodies(target.model, sample):
         answer = await post(session, f"{target.base_url}/tokenize", target, body)
         tokens = answer.get("tokens")
         if isinstance(tokens, list) and len(tokens) > 1:

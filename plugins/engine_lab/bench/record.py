@@ -63,10 +63,24 @@ class RequestRecord:
     """``None``: the server does not say."""
     served: Served | None = None
     """``None``: the server has one engine, or does not say."""
+    service_class: str = ""
+    """Of a mixture."""
+    turn: int = 0
+    """Of its session, from 0 on."""
+    held_s: float = 0.0
+    """How long a limit of running requests kept it from being sent."""
+    left: bool = False
+    """The client went away before the answer ended, as the workload has it."""
 
     @property
     def ok(self) -> bool:
-        return not self.error
+        """Whether the answer came to its end."""
+        return not self.error and not self.left
+
+    @property
+    def late_s(self) -> float:
+        """How long after it was due the client sent it, less what a limit held it back."""
+        return max(0.0, self.sent_s - self.scheduled_s - self.held_s)
 
     @property
     def ttft_ms(self) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -33,39 +33,114 @@ METRICS = (
 Result = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Objectives of requests."""
+
+    slo: Slo | None
+    class_slos: Mapping[str, Slo]
+    """By service class, in place of :attr:`slo`."""
+
+    def of(self, record: RequestRecord) -> Slo | None:
+        return self.class_slos.get(record.service_class, self.slo)
+
+
 def summarise(
     records: Sequence[RequestRecord],
     loop_lags_s: Sequence[float],
     slo: Slo | None,
     config: dict[str, Any],
     busy: Busy | None = None,
+    *,
+    class_slos: Mapping[str, Slo] | None = None,
+    slice_s: float | None = None,
+    has_schedule: bool = False,
+    interrupted: bool = False,
 ) -> Result:
     """The result of a run. ``config`` says what was run and is copied into it; ``busy``: what was seen of the machine.
+    ``class_slos``: by service class, in place of ``slo``; ``slice_s``: figures of every so many seconds, too;
+    ``has_schedule``: requests have moments of their own.
 
     The run lasts from the first due time to the last end, waiting for stragglers included.
     """
+    limits = Limits(slo, class_slos or {})
     ok = [record for record in records if record.ok]
-    duration_s = max((r.done_s for r in records), default=0.0) - min((r.scheduled_s for r in records), default=0.0)
+    began_s = min((r.scheduled_s for r in records), default=0.0)
+    duration_s = max((r.done_s for r in records), default=0.0) - began_s
     metrics = {name: spread(samples) for name, samples in latency_samples(ok).items()}
-    client = client_lag(records, loop_lags_s, metrics["ttft_ms"]["p50"])
+    client = client_lag(records, loop_lags_s, metrics["ttft_ms"]["p50"], has_schedule)
     reasons = client.pop("reasons")
     return {
         "schema": SCHEMA,
         "config": config,
         "valid": not reasons,
         "invalid_reasons": reasons,
+        "interrupted": interrupted,
         "duration_s": duration_s,
-        "requests": {"sent": len(records), "ok": len(ok), "failed": failures(records)},
+        "requests": {
+            "sent": len(records),
+            "ok": len(ok),
+            "failed": failures(records),
+            "left": sum(record.left for record in records),
+        },
         "metrics": metrics,
         "throughput": throughput(ok, duration_s),
         "tokens": token_counts(ok),
         "drafting": drafting(ok),
         "engines": by_engine(ok),
-        "goodput": None if slo is None else goodput(records, slo, duration_s),
+        "goodput": goodput(records, limits, duration_s),
+        "classes": by_class(records, limits, duration_s),
+        "slices": slices(records, limits, slice_s, began_s),
+        "held_ms": held(records),
         "client": client,
         "machine": as_json(busy),
-        "records": [row(record) for record in sorted(records, key=lambda r: r.index)],
+        "records": [row(record) for record in sorted(records, key=lambda r: (r.index, r.turn))],
     }
+
+
+def by_class(records: Sequence[RequestRecord], limits: Limits, duration_s: float) -> dict[str, dict[str, Any]] | None:
+    """What each class of requests saw, by name; ``None`` where there is but one without a name."""
+    names = sorted({record.service_class for record in records})
+    return (
+        None
+        if names in ([], [""])
+        else {
+            name: part([record for record in records if record.service_class == name], limits, duration_s)
+            for name in names
+        }
+    )
+
+
+def slices(
+    records: Sequence[RequestRecord], limits: Limits, slice_s: float | None, began_s: float
+) -> list[dict[str, Any]] | None:
+    """What requests saw that were due in each slice of time; those in which none was are left out."""
+    if slice_s is None:
+        return None
+    found: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(int((record.scheduled_s - began_s) / slice_s), []).append(record)
+    return [{"from_s": which * slice_s, **part(found[which], limits, slice_s)} for which in sorted(found)]
+
+
+def part(records: Sequence[RequestRecord], limits: Limits, duration_s: float) -> dict[str, Any]:
+    """Counts, latencies and goodput of some of the records."""
+    ok = [record for record in records if record.ok]
+    samples = latency_samples(ok)
+    return {
+        "requests": len(records),
+        "ok": len(ok),
+        "left": sum(record.left for record in records),
+        "output_tokens": total(record.output_tokens for record in ok),
+        **{key: spread(samples[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms")},
+        "goodput": goodput(records, limits, duration_s),
+    }
+
+
+def held(records: Sequence[RequestRecord]) -> dict[str, float | int | None] | None:
+    """How long a limit of running requests held requests back; ``None``: it held none."""
+    times = [(record.held_s * 1e3, 1) for record in records if record.held_s > 1e-3]
+    return spread(times) if times else None
 
 
 def latency_samples(ok: Sequence[RequestRecord]) -> dict[str, list[Sample]]:
@@ -85,20 +160,28 @@ def spread(samples: Sequence[Sample]) -> dict[str, float | int | None]:
 
 
 def client_lag(
-    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], ttft_p50_ms: float | None
+    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], ttft_p50_ms: float | None, has_schedule: bool
 ) -> dict[str, Any]:
     """How late the client itself was, and whether that spoils the run: its 99th percentile, of few requests the
-    largest value, must not exceed 5 ms or 1 % of the median TTFT, whichever is larger."""
+    largest value, must not exceed 5 ms or 1 % of the median TTFT, whichever is larger. What follows a schedule must
+    not leave later than 5 ms, however slow the server is."""
     limit = max(MAX_LAG_MS, MAX_LAG_SHARE * (ttft_p50_ms or 0.0))
-    send = spread([(max(0.0, r.sent_s - r.scheduled_s) * 1e3, 1) for r in records])
+    send_limit = MAX_LAG_MS if has_schedule else limit
+    send = spread([(record.late_s * 1e3, 1) for record in records])
     loop = spread([(lag * 1e3, 1) for lag in loop_lags_s])
     reasons = [
-        f"{what}: {at_worst(lag)} exceeds {limit:.1f} ms; the client was too slow for its measurements to count (lower "
+        f"{what}: {at_worst(lag)} exceeds {most:.1f} ms; the client was too slow for its measurements to count (lower "
         "the load, or run it on an idle machine)"
-        for what, lag in (("requests left late", send), ("the event loop woke late", loop))
-        if (lag["max"] or 0.0 if lag["p99"] is None else lag["p99"]) > limit
+        for what, lag, most in (("requests left late", send, send_limit), ("the event loop woke late", loop, limit))
+        if (lag["max"] or 0.0 if lag["p99"] is None else lag["p99"]) > most
     ]
-    return {"limit_ms": limit, "send_lag_ms": send, "loop_lag_ms": loop, "reasons": reasons}
+    return {
+        "limit_ms": limit,
+        "send_limit_ms": send_limit,
+        "send_lag_ms": send,
+        "loop_lag_ms": loop,
+        "reasons": reasons,
+    }
 
 
 def at_worst(lag: dict[str, Any]) -> str:
@@ -108,7 +191,7 @@ def at_worst(lag: dict[str, Any]) -> str:
 
 def failures(records: Iterable[RequestRecord]) -> dict[str, dict[str, Any]]:
     """By kind: how many, and the first one's own words."""
-    failed = [record for record in records if not record.ok]
+    failed = [record for record in records if record.error]
     counts = Counter(record.error for record in failed)
     return {
         kind: {"count": count, "example": next(r.detail for r in failed if r.error == kind)}
@@ -180,13 +263,18 @@ def total(counts: Iterable[int | None]) -> int | None:
     return None if not known or None in known else sum(count for count in known if count is not None)
 
 
-def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
-    """Requests per second that kept every objective; failed ones are in the share's denominator."""
-    verdicts = [slo.met_by(record) for record in records]
+def goodput(records: Sequence[RequestRecord], limits: Limits, duration_s: float) -> dict[str, Any] | None:
+    """Requests per second that kept every objective; failed ones are in the share's denominator, those that the client
+    left are not. ``None`` where no objective is set."""
+    judged = [(slo, r) for r in records if not r.left and (slo := limits.of(r)) is not None]
+    if not judged and limits.slo is None and not limits.class_slos:
+        return None
+    verdicts = [slo.met_by(record) for slo, record in judged]
     good = sum(verdict is True for verdict in verdicts)
     unknown = any(verdict is None for verdict in verdicts)
+    names = sorted({str(slo) for slo, _ in judged})
     return {
-        "slo": str(slo),
+        "slo": names[0] if len(names) == 1 else "the limits of its class",
         "requests_per_s": None if unknown or duration_s <= 0 else good / duration_s,
         "share": None if unknown or not verdicts else good / len(verdicts),
     }
@@ -195,6 +283,8 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> di
 def row(record: RequestRecord) -> dict[str, Any]:
     return {
         "index": record.index,
+        "turn": record.turn,
+        "service_class": record.service_class,
         "scheduled_s": record.scheduled_s,
         "sent_s": record.sent_s,
         "ttft_ms": record.ttft_ms,
@@ -207,6 +297,8 @@ def row(record: RequestRecord) -> dict[str, Any]:
         "served": None if record.served is None else asdict(record.served),
         "finish_reason": record.finish_reason,
         "error": record.error,
+        "left": record.left,
+        "held_s": record.held_s,
     }
 
 
@@ -222,7 +314,7 @@ def render(result: Result) -> RenderableType:
         values = result["metrics"][key]
         cells = [ms(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
         table.add_row(label, *cells, f"{values['count']:,}")
-    parts: list[RenderableType] = [table, *_engines(result), *(Text(line) for line in notes(result))]
+    parts: list[RenderableType] = [table, *_engines(result), *_parts(result), *(Text(line) for line in notes(result))]
     if not result["valid"]:
         parts += [Text(f"INVALID: {reason}", style="bold red") for reason in result["invalid_reasons"]]
     return Group(*parts)
@@ -243,6 +335,41 @@ def _engines(result: Result) -> list[RenderableType]:
     return [table]
 
 
+def _parts(result: Result) -> list[RenderableType]:
+    """Classes of requests, and slices of time, a table each."""
+    classes = [(name or "-", found) for name, found in (result.get("classes") or {}).items()]
+    times = [(f"{found['from_s']:g} s", found) for found in result.get("slices") or ()]
+    return [_part_table(title, rows) for title, rows in (("class", classes), ("from", times)) if rows]
+
+
+def _part_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(title, max_width=14, overflow="fold")
+    has_goodput = any(found["goodput"] for _, found in rows)
+    names = ("ok", "sent", "TTFT p50", "p95", "ITL p50", "p95", "E2E p50", *(("good",) if has_goodput else ()))
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, found in rows:
+        times = [
+            ms(found[key][rank])
+            for key, rank in (
+                ("ttft_ms", "p50"),
+                ("ttft_ms", "p95"),
+                ("itl_ms", "p50"),
+                ("itl_ms", "p95"),
+                ("e2e_ms", "p50"),
+            )
+        ]
+        good = [share(found["goodput"])] if has_goodput else []
+        table.add_row(name, f"{found['ok']:,}", f"{found['requests']:,}", *times, *good)
+    return table
+
+
+def share(good: dict[str, Any] | None) -> str:
+    """Of requests that kept their limits."""
+    return "-" if good is None or good["share"] is None else f"{good['share']:.1%}"
+
+
 def notes(result: Result) -> list[str]:
     """Everything besides the latencies, a line each."""
     requests, rates, tokens = result["requests"], result["throughput"], result["tokens"]
@@ -256,8 +383,15 @@ def notes(result: Result) -> list[str]:
         f"prompts     {show(rates['prompt_tokens_per_s'], 1)} tokens/s{mean}{cached}; lengths by "
         f"{result['config']['prompt_length_from']}",
         f"client      requests left late by {at_worst(client['send_lag_ms'])}, its event loop woke late by "
-        f"{at_worst(client['loop_lag_ms'])} (limit {client['limit_ms']:.1f} ms)",
+        f"{at_worst(client['loop_lag_ms'])} (limit {lag_limits(client)} ms)",
     ]
+    if left := requests["left"]:
+        lines.append(f"left        {left} clients went away before their answers ended; they are in no other figure")
+    if (wait := result["held_ms"]) is not None:
+        lines.append(
+            f"held back   {wait['count']:,} requests by the limit of those running, {wait['mean']:,.0f} ms on average, "
+            f"{wait['max']:,.0f} at most; their latencies include it"
+        )
     if (drafts := result["drafting"]) and drafts["drafted"]:
         spent = "" if drafts["draft_share"] is None else f", {drafts['draft_share']:.1%} of decoding spent on them"
         lines.append(
@@ -275,9 +409,17 @@ def notes(result: Result) -> list[str]:
         lines.append("The server does not report token counts: ITL and TPOT are unknown (--tokenizer counts them).")
     if any(values["count"] and values["p99"] is None for values in result["metrics"].values()):
         lines.append(TOO_FEW)
+    if result["interrupted"]:
+        lines.append("interrupted: what was still running is left out")
     for kind, failure in requests["failed"].items():
         lines.append(f"failed      {failure['count']} x {kind}: {failure['example']}")
     return lines
+
+
+def lag_limits(client: dict[str, Any]) -> str:
+    """Of both kinds of lag."""
+    send, loop = f"{client['send_limit_ms']:.1f}", f"{client['limit_ms']:.1f}"
+    return send if send == loop else f"{send} and {loop}"
 
 
 def ms(value: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from engine_lab.bench.quirks import text_of
 from engine_lab.bench.record import Drafting, Served
 
 Clock = Callable[[], float]
@@ -103,10 +104,7 @@ def _take(result: StreamResult, data: bytes, now: float) -> None:
 
 
 def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_tokens: bool) -> None:
-    delta = choice.get("delta") or choice.get("message") or {}
-    # Reasoning is output like any other; servers disagree on the name of its field.
-    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-    if text:
+    if text := text_of(choice):
         result.chunks_s.append(now)
         if says_tokens and result.output_tokens is not None:
             result.chunk_tokens.append(result.output_tokens)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from engine_lab.bench.quirks import again_if_closed, api_of
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.stream import Clock, StreamResult, read_stream, read_whole
 from engine_lab.bench.workload import BenchRequest
@@ -35,7 +36,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        return f"{self.base_url}/v1/{'chat/completions' if self.endpoint == 'chat' else 'completions'}"
+        return f"{api_of(self.base_url)}/{'chat/completions' if self.endpoint == 'chat' else 'completions'}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -52,9 +53,10 @@ class Target:
             "stream": stream,
         }
         if self.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": request.prompt}]
+            said = (*request.before, request.prompt)
+            body["messages"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
         else:
-            body["prompt"] = request.prompt
+            body["prompt"] = request.whole
         if stream:
             more = {"continuous_usage_stats": True} if self.usage_per_chunk else {}
             body["stream_options"] = {"include_usage": True, **more}
@@ -73,7 +75,13 @@ class Send(Protocol):
 
 
 def record_of(
-    request: BenchRequest, scheduled_s: float, sent_s: float, done_s: float, result: StreamResult, keep_text: bool
+    request: BenchRequest,
+    scheduled_s: float,
+    sent_s: float,
+    done_s: float,
+    result: StreamResult,
+    keep_text: bool,
+    left: bool = False,
 ) -> RequestRecord:
     """What came of a request. Times in seconds of one clock."""
     return RequestRecord(
@@ -92,7 +100,10 @@ def record_of(
         finish_reason=result.finish_reason,
         error=result.error,
         detail=result.detail,
-        text="".join(result.text) if keep_text else "",
+        text="".join(result.text) if keep_text or request.turns else "",
+        service_class=request.service_class,
+        turn=len(request.before) // 2,
+        left=left,
     )
 
 
@@ -104,18 +115,21 @@ class HttpSender:
 
     async def __call__(self, request: BenchRequest, scheduled_s: float) -> RequestRecord:
         body = msgspec.json.encode(self._target.body(request, self._target.stream))
-        sent_s = self._clock()
+        sent_s, result, left = self._clock(), StreamResult(), asyncio.timeout(request.leave_after_s)
         try:
-            result = await self._post(body)
+            async with left:
+                result = await again_if_closed(lambda: self._post(body, result))
         except TimeoutError:
-            result = StreamResult(error="timeout", detail="no answer within --timeout")
+            if not left.expired():
+                result = StreamResult(error="timeout", detail="no answer within --timeout")
         except aiohttp.ClientConnectorError as error:
             result = StreamResult(error="connect", detail=str(error))
         except aiohttp.ClientError as error:
             result = StreamResult(error="disconnected", detail=f"{type(error).__name__}: {error}")
-        return record_of(request, scheduled_s, sent_s, self._clock(), result, self._keep_text)
+        return record_of(request, scheduled_s, sent_s, self._clock(), result, self._keep_text, left.expired())
 
-    async def _post(self, body: bytes) -> StreamResult:
+    async def _post(self, body: bytes, result: StreamResult) -> StreamResult:
+        """``result`` is filled meanwhile, where the answer is a stream."""
         target = self._target
         async with self._session.post(target.url, data=body, headers=target.headers) as response:
             if response.status != 200:
@@ -126,7 +140,7 @@ class HttpSender:
                 return read_whole(answer, self._clock())
             if response.content_type != "text/event-stream":
                 return StreamResult(error="not_a_stream", detail=f"content type {response.content_type}")
-            return await read_stream(pieces(response), self._clock)
+            return await read_stream(pieces(response), self._clock, result)
 
 
 async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine_lab.bench.distribution import Distribution
+from engine_lab.bench.distribution import ONE, Distribution
+from engine_lab.bench.pattern import POISSON, Pattern
 
 _VOCABULARY = """
 about after again along also always among answer around because before below between both bring build call change
@@ -23,6 +26,15 @@ WORDS = _VOCABULARY.split()
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What a client says after an answer, and how long it takes to."""
+
+    prompt: str
+    max_tokens: int
+    think_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BenchRequest:
     """One request to send: its prompt as text or as token ids, and how many tokens it asks for."""
 
@@ -31,6 +43,46 @@ class BenchRequest:
     max_tokens: int
     service_class: str = ""
     """Of a mixture of classes, or as a trace names it; empty: there is one."""
+    leave_after_s: float | None = None
+    """When the client goes away, if the answer has not ended."""
+    before: tuple[str, ...] = ()
+    """What was said before the prompt: prompt, answer, prompt, answer, ..."""
+    turns: tuple[Turn, ...] = ()
+    """That follow in the same session, if the prompt is a text."""
+
+    @property
+    def whole(self) -> str | tuple[int, ...]:
+        """The prompt with what was said before it."""
+        return "".join(self.before) + self.prompt if isinstance(self.prompt, str) else self.prompt
+
+    def answered(self, answer: str) -> BenchRequest:
+        """The next turn."""
+        assert isinstance(self.prompt, str), "token ids have no turns"
+        turn, *rest = self.turns
+        before = (*self.before, self.prompt, answer)
+        return replace(self, prompt=turn.prompt, max_tokens=turn.max_tokens, before=before, turns=tuple(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Clients that go away: a share of all, so many seconds after they have sent."""
+
+    share: float
+    after_s: float
+
+    def __str__(self) -> str:
+        return f"{self.share:g}@{self.after_s:g}"
+
+
+def parse_leave(text: str) -> Leave:
+    """``0.1@2``: a tenth of all after 2 s. Raises ``ValueError``."""
+    try:
+        share, after_s = (float(part) for part in text.split("@"))
+    except ValueError:
+        share, after_s = -1.0, 0.0
+    if not (0 <= share <= 1 and 0 < after_s < math.inf):
+        raise ValueError(f"{text!r}: expected SHARE@S, a share from 0 to 1 and seconds above 0, as in 0.1@2")
+    return Leave(share, after_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +104,36 @@ class Workload:
     """Prompts are cut from this text (:func:`random_text` makes one)."""
     vocab_size: int | None = None
     """Prompts are random token ids below this; ``None``: prompts are text."""
+    prefixes: int = 1
+    """Shared parts: each prompt has one of them."""
+    turns: Distribution = ONE
+    """Of a session."""
+    think_s: float = 0.0
+    leave: Leave | None = None
+    service_class: str = ""
 
     def requests(self, stream: str = "measured") -> Iterator[BenchRequest]:
-        """Endless. Streams of different names have different prompts but the same shared part."""
-        rng = random.Random(f"{self.seed}/{stream}")
-        shared_rng = random.Random(f"{self.seed}/shared")
-        shared = SharedPrefix(self, shared_rng, f"{self.nonce} ")
-        index = 0
-        while True:
+        """Endless. Streams of different names have different prompts but the same shared parts."""
+        rng = random.Random(f"{self.seed}/{stream}{self.service_class}")
+        chance = random.Random(f"{self.seed}/{stream}{self.service_class}/sessions")
+        shared = [self._shared(which) for which in range(self.prefixes)]
+        for index in itertools.count():
             length = self.prompt_tokens.sample(rng)
             output = self.output_tokens.sample(rng)
             tag = f"{self.nonce} {stream} {index}: "
-            prompt = self._prompt(rng, shared, length, tag)
-            yield BenchRequest(index, prompt, output)
-            index += 1
+            prompt = self._prompt(rng, shared[chance.randrange(self.prefixes)], length, tag)
+            turns = tuple(self._turn(chance) for _ in range(self.turns.sample(chance) - 1))
+            leaves = self.leave is not None and chance.random() < self.leave.share
+            leave_after_s = self.leave.after_s if self.leave is not None and leaves else None
+            yield BenchRequest(index, prompt, output, self.service_class, leave_after_s, turns=turns)
+
+    def _shared(self, which: int) -> SharedPrefix:
+        name = f"{self.service_class}{which or ''}"
+        return SharedPrefix(self, random.Random(f"{self.seed}/shared{name}"), f"{self.nonce}{name} ")
+
+    def _turn(self, rng: random.Random) -> Turn:
+        chars = max(1, round(self.prompt_tokens.sample(rng) * self.chars_per_token))
+        return Turn(self.passage(rng, chars), self.output_tokens.sample(rng), self.think_s)
 
     def _prompt(self, rng: random.Random, shared: SharedPrefix, length: int, tag: str) -> str | tuple[int, ...]:
         if self.vocab_size is not None:
@@ -127,10 +195,13 @@ def random_text(seed: int, num_words: int = 100_000) -> str:
     return " ".join(random.Random(f"{seed}/words").choices(WORDS, k=num_words))
 
 
-def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Endless arrival times in seconds from the start, of a Poisson process with ``rate`` per second."""
+def arrivals(rate: float, seed: int, pattern: Pattern = POISSON, ramp_s: float = 0.0) -> Iterator[float]:
+    """Endless arrival times in seconds from the start, ``rate`` per second on average. Over the first ``ramp_s``
+    seconds the rate grows evenly from 0."""
     rng = random.Random(f"{seed}/arrivals")
-    now = 0.0
-    while True:
-        yield now
-        now += rng.expovariate(rate)
+    come = 0.0
+    """Since the start, in requests that come on average."""
+    in_ramp = rate * ramp_s / 2
+    for gap in pattern.gaps(rng):
+        yield math.sqrt(2.0 * ramp_s * come / rate) if come < in_ramp else come / rate + ramp_s / 2
+        come += gap

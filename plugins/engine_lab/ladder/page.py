@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from engine_lab.ladder.analysis import BETTER, UNDECIDED, WORSE
 from engine_lab.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_lab.ladder.figures import FIGURES
-from engine_lab.ladder.markup import Markup, joined, table, tag
 from engine_lab.ladder.plots import forest, shown_ms, steps
 from engine_lab.ladder.record import Ladder
 from engine_lab.ladder.wording import LABELS, beside_study, conclusions, interval, notes, outputs
+from engine_lab.shared.document import document
+from engine_lab.shared.markup import Markup, joined, table, tag
 
-CSS = Path(__file__).with_name("page.css")
 COLORS = {BETTER: "better", WORSE: "worse", UNDECIDED: "undecided"}
 MIB = 2.0**20
 
 
 def page(ladder: Ladder) -> str:
     """The whole page. Its data, all runs included, is in it as JSON."""
-    css = CSS.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    title = f"Latency ladder of {ladder.model}"
-    # "<" would end the element, wherever it stands in a string.
-    data = Markup(msgspec.json.encode(ladder).decode().replace("<", "\\u003c"))
-    head = joined(
-        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        tag("title", title),
-        tag("style", Markup(css)),
-    )
-    body = tag("main", *sections(ladder), tag("script", data, type="application/json", id="data"))
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    return document(f"Latency ladder of {ladder.model}", sections(ladder), ladder)
 
 
 def sections(ladder: Ladder) -> list[Markup]:
@@ -54,7 +36,9 @@ def sections(ladder: Ladder) -> list[Markup]:
     if added:
         parts += [
             tag("h2", "From rung to rung"),
-            _figure(steps(added, ("output_p50", "ttft_p50", "itl", "e2e_p50"), "Medians"), STEPS_CAPTION),
+            _figure(
+                steps(added, ("output_p50", "ttft_p50", "itl", "e2e_p50"), "From rung to rung"), steps_caption(added)
+            ),
             tag("h2", "What each rung changed when it was added"),
             _figure(forest([*added, *whole], "Ratios of added rungs"), FOREST_CAPTION),
             ratios([*added, *whole]),
@@ -68,10 +52,13 @@ def sections(ladder: Ladder) -> list[Markup]:
     return [*parts, *_engines(added), *_study(rows), *_same(ladder), *_definitions(ladder)]
 
 
-STEPS_CAPTION = (
-    "Median over runs, of each rung's own comparison; the vertical mark is the machine's floor for one request at a "
-    "time without drafts."
-)
+def steps_caption(rows: list[dict[str, Any]]) -> str:
+    told = "The baseline's median, times the ratio of each rung up to there."
+    if any(row["floors"] for row in rows):
+        told += " The vertical mark is the machine's floor for one request at a time without drafts."
+    return told
+
+
 FOREST_CAPTION = (
     "With the rung / without it: left of the dashed line is faster; of goodput, right is better. Green and red: the "
     "interval leaves out no change; grey: no winner. A diamond is what the case study expects."

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine_lab.ladder.analysis import BETTER, WORSE
 from engine_lab.ladder.figures import FIGURES, Figure
-from engine_lab.ladder.markup import Markup, joined, tag
 from engine_lab.ladder.wording import interval
+from engine_lab.shared.markup import Markup, joined, tag
 
 NAMES_WIDTH, PANEL_WIDTH, GAP, ROW_HEIGHT, TOP, BOTTOM = 190, 170, 18, 24, 30, 24
 TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -84,7 +84,7 @@ def _forest_row(axis: Axis, found: dict[str, Any], middle: float) -> Markup:
 
 
 def steps(rows: Sequence[dict[str, Any]], keys: Sequence[str], title: str) -> Markup:
-    """A panel a figure, a bar a rung: medians from the baseline upwards, and the machine's floor as a tick."""
+    """A panel a figure, a bar a rung: from the baseline upwards, and the machine's floor as a tick."""
     shown = [figure for figure in FIGURES if figure.key in keys and any(figure.key in r["figures"] for r in rows)]
     named = [{"name": "baseline"}, *rows]
     panels = [_steps_panel(figure, rows, _panel_left(i)) for i, figure in enumerate(shown)]
@@ -92,8 +92,7 @@ def steps(rows: Sequence[dict[str, Any]], keys: Sequence[str], title: str) -> Ma
 
 
 def _steps_panel(figure: Figure, rows: Sequence[dict[str, Any]], left: float) -> Markup:
-    first = next((row["figures"][figure.key]["before"] for row in rows[:1] if figure.key in row["figures"]), None)
-    values = [first, *((row["figures"].get(figure.key) or {}).get("after") for row in rows)]
+    values = chained(figure, rows)
     floors = [None, *(row["floors"].get(figure.key) for row in rows)]
     most = max(value for value in values if value is not None)
     parts = [_text(PANEL_WIDTH / 2, TOP - 12, f"{figure.label} (ms)", "title")]
@@ -110,6 +109,18 @@ def _steps_panel(figure: Figure, rows: Sequence[dict[str, Any]], left: float) ->
             x = room * floor / most
             parts.append(_line(x, middle - 10, x, middle + 10, "floor"))
     return tag("g", *parts, transform=f"translate({left} 0)")
+
+
+def chained(figure: Figure, rows: Sequence[dict[str, Any]]) -> list[float | None]:
+    """The baseline's median, and after each rung that times the ratios of all rungs up to it: medians of different
+    comparisons were measured at different times. Begins anew where a rung has no ratio."""
+    values: list[float | None] = [None] * (len(rows) + 1)
+    for i, row in enumerate(rows):
+        if (found := row["figures"].get(figure.key)) is not None:
+            below = values[i]
+            below = values[i] = found["before"] if below is None else below
+            values[i + 1] = below * found["estimate"]
+    return values
 
 
 def shown_ms(value: float) -> str:

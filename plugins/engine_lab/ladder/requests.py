@@ -9,8 +9,8 @@ from math import ceil
 
 import aiohttp
 
+from engine_lab.bench.client import background, no_garbage_collection, read_text
 from engine_lab.bench.load import Limit, LoopLag, closed_loop, open_loop
-from engine_lab.bench.main import background, no_garbage_collection, read_text
 from engine_lab.bench.probe import ProbeError
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.target import HttpSender, Target

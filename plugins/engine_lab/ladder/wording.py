@@ -7,6 +7,7 @@ from math import log
 from typing import Any
 
 from engine.contracts.percentiles import FEWEST
+from engine_lab.bench.report import MAX_LAG_MS
 from engine_lab.ladder.analysis import BETTER, UNFINISHED, WORSE
 from engine_lab.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_lab.ladder.figures import FIGURES
@@ -104,7 +105,10 @@ def notes(ladder: Ladder) -> list[str]:
             f"machine: reads {machine['read_gb_s']:.1f} GB/s; other load {_load(machine)} while that was measured"
         )
     if (lag := summary["client_lag_ms"]) is not None:
-        lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run")
+        late = (
+            f": above {MAX_LAG_MS:g} ms, smaller differences than that may be the client's" if lag > MAX_LAG_MS else ""
+        )
+        lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run{late}")
     if limit := summary["max_tokens"]:
         known = "too few for an interval" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
         lines.append(f"max_tokens: P99 of {limit['observed']} observed answers is {limit['p99']} tokens ({known})")

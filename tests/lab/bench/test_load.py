@@ -8,7 +8,7 @@ import pytest
 
 from engine_lab.bench.load import Limit, LoopLag, closed_loop, open_loop
 from engine_lab.bench.record import RequestRecord
-from engine_lab.bench.workload import BenchRequest
+from engine_lab.bench.workload import BenchRequest, Turn
 
 
 class VirtualTime:
@@ -152,3 +152,28 @@ def test_loop_lag_is_how_late_the_loop_woke():
 
     time.run(some())
     assert lag.lags_s[:5] == pytest.approx([0.03] * 5)
+
+
+def test_a_limit_of_running_requests_holds_others_back_which_their_latency_includes_and_the_client_is_not_blamed_for():
+    time = VirtualTime()
+    server = Server(time, 10.0)
+    load = open_loop(server, endless(), iter([0.0, 1.0, 2.0]), Limit(None, None), time.clock, ignore, time.sleep, 2)
+    records = sorted(time.run(load), key=lambda record: record.index)
+    assert server.most == 2
+    assert [record.held_s for record in records] == pytest.approx([0, 0, 8])
+    assert [record.ttft_ms for record in records] == pytest.approx([10_000, 10_000, 18_000])
+    assert [record.late_s for record in records] == pytest.approx([0, 0, 0])
+
+
+def test_a_turn_is_due_its_think_time_after_the_answer_and_a_ramp_starts_clients_one_by_one():
+    def sessions():
+        for index in itertools.count():
+            yield BenchRequest(index, "x", 1, turns=(Turn("y", 1, 3.0), Turn("z", 1, 3.0)))
+
+    time = VirtualTime()
+    limit = Limit(None, 20.0)
+    load = closed_loop(Server(time, 2.0), sessions(), 2, limit, time.clock, ignore, time.sleep, ramp_s=10.0)
+    records = time.run(load)
+    assert [r.scheduled_s for r in records if r.index == 0] == pytest.approx([0, 5, 10])
+    assert [r.scheduled_s for r in records if r.index == 1] == pytest.approx([5, 10, 15])
+    assert max(r.scheduled_s for r in records) < 20, "no turn starts after the duration"

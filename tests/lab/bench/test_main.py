@@ -103,7 +103,7 @@ def test_a_closed_loop_run_measures_every_request():
     fake = FakeServer()
     argv = ["--requests", "12", "--concurrency", "3", "--output-tokens", "6", "--warmup", "2", "--api-key", "k"]
     result = measure(fake, *argv)
-    assert result["requests"] == {"sent": 12, "ok": 12, "failed": {}}
+    assert result["requests"] == {"sent": 12, "ok": 12, "failed": {}, "left": 0}
     assert result["config"]["model"] == "fake-model"
     assert result["tokens"]["output"] == 72
     assert result["metrics"]["ttft_ms"]["count"] == 12
@@ -260,7 +260,18 @@ def test_the_exit_status_says_whether_the_run_counts(monkeypatch, capsys, tmp_pa
     [
         (["--prompt-tokens", "lots"], "'lots': expected a whole number"),
         (["--slo", "ttft=1"], "'ttft=1': expected ttft"),
-        (["--rate", "1", "--concurrency", "2"], "exclude each other"),
+        (["--sweep", "--trace", "x"], "--sweep and --trace exclude each other"),
+        (["--sweep", "--rate", "2"], "--sweep finds rates by itself"),
+        (["--rate", "4,2"], "expected rates that grow"),
+        (["--arrivals", "gamma:2"], "expected a --rate beside it"),
+        (["--rate", "1", "--arrivals", "burst:1.5"], "'burst:1.5': expected poisson, constant, gamma:SHAPE"),
+        (["--leave", "2@1"], "'2@1': expected SHARE@S"),
+        (["--turns", "3", "--prompt-ids"], "--turns needs answers as texts"),
+        (["--prompt-tokens", "lognormal:200,100"], "SIGMA is the standard deviation of the logarithm"),
+        (["--json", "/nonexistent/file"], "--json /nonexistent/file: expected a file that can be written"),
+        (["--html", "/nonexistent/file"], "--html /nonexistent/file: expected a file that can be written"),
+        (["--trace", "/nonexistent/file"], "/nonexistent/file: no such file"),
+        (["--workload", "/nonexistent/file"], "--workload /nonexistent/file: expected TOML"),
         (["--prompt-ids", "--endpoint", "chat"], "needs --endpoint completions"),
         (["--shared-prefix", "1.5"], "expected a share from 0 to 1"),
         (["--requests", "0"], "expected a whole number of at least 1"),

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice, pairwise
+from statistics import stdev
 
 import pytest
 
 from engine_lab.bench.distribution import parse_distribution
+from engine_lab.bench.pattern import parse_pattern
 from engine_lab.bench.workload import Workload, arrivals, random_text
 
 BASE = Workload(
@@ -79,3 +81,26 @@ def test_poisson_arrivals_keep_the_rate_and_vary():
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert deviation == pytest.approx(mean, rel=0.1)  # of an exponential distribution they are equal
+
+
+@pytest.mark.parametrize(
+    ("text", "deviation"), [("constant", 0.0), ("gamma:4", 0.5), ("gamma:0.25", 2.0), ("burst:5", 2.0)]
+)
+def test_a_pattern_keeps_the_rate_and_has_its_own_spread(text, deviation):
+    times = list(islice(arrivals(20.0, 1, parse_pattern(text)), 20_001))
+    gaps = [20.0 * (b - a) for a, b in pairwise(times)]
+    assert times[-1] == pytest.approx(1000, rel=0.06)
+    assert stdev(gaps) == pytest.approx(deviation, rel=0.05, abs=1e-6)
+    assert str(parse_pattern(text)) == text
+
+
+def test_in_a_ramp_the_rate_grows_evenly():
+    times = list(islice(arrivals(10.0, 0, parse_pattern("constant"), ramp_s=20.0), 300))
+    assert sum(time <= 10.0 for time in times) == pytest.approx(25, abs=1)
+    assert sum(time <= 20.0 for time in times) == pytest.approx(100, abs=1)
+    assert times[-1] - times[-2] == pytest.approx(0.1)
+
+
+def test_each_of_several_prefixes_is_shared_by_a_part_of_the_prompts():
+    found = prompts(replace(BASE, shared_prefix=0.8, prefixes=3), 40)
+    assert len({prompt[:160] for prompt in found}) == 3 and len(set(found)) == 40

@@ -9,15 +9,17 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
-from tests.lab.ladder.recorded import RUNGS, a_ladder, a_run
+from tests.lab.ladder.recorded import NOISE, RUNGS, a_ladder, a_run
 
 from engine_lab.ladder.analysis import summarise_ladder
-from engine_lab.ladder.markup import Markup, tag
+from engine_lab.ladder.figures import FIGURES
 from engine_lab.ladder.page import page
+from engine_lab.ladder.plots import chained
 from engine_lab.ladder.record import Measured
 from engine_lab.ladder.rungs import Rung
 from engine_lab.ladder.screen import render
 from engine_lab.ladder.wording import beside_study, conclusions
+from engine_lab.shared.markup import Markup, tag
 
 VOID = {"meta"}
 
@@ -147,3 +149,17 @@ def test_a_ladder_whose_figures_are_all_missing_has_a_page():
         measured.pairs = [(nothing, nothing)]
     ladder.summary = summarise_ladder(ladder)
     assert "<h1>" in page(ladder) and on_screen(ladder, 80)
+
+
+def test_bars_agree_with_the_ratios_whatever_other_comparisons_measured():
+    ladder = a_ladder([0.5, 1.8, 0.9, 1.0])
+    slow = [(a_run(0.1), a_run(0.18 * noise)) for noise in NOISE]
+    ladder.comparisons[1].pairs = slow  # measured while the machine was ten times as quick
+    ladder.floor = None
+    ladder.summary = summarise_ladder(ladder)
+    rows = [row for row in ladder.summary["rows"] if row["kind"] == "added"]
+    baseline, first, second = chained(FIGURES[0], rows)
+    assert (baseline, first, second) == pytest.approx((10.0, 5.0, 9.0), rel=0.02)
+    assert "floor for one request" not in page(ladder)
+    rows[0]["figures"].pop(FIGURES[0].key)
+    assert chained(FIGURES[0], rows)[0] is None and chained(FIGURES[0], rows)[1] == pytest.approx(1.0)

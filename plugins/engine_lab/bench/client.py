@@ -1,0 +1,289 @@
+"""A server that was probed, and what is sent to it: one load after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engine_lab.bench.busy import Watched
+from engine_lab.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
+from engine_lab.bench.mixture import mixed
+from engine_lab.bench.options import BenchOptions
+from engine_lab.bench.pattern import POISSON
+from engine_lab.bench.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
+from engine_lab.bench.progress import progress
+from engine_lab.bench.record import RequestRecord
+from engine_lab.bench.replay import Due, play, schedule_of
+from engine_lab.bench.report import Result, summarise
+from engine_lab.bench.target import HttpSender, Send, Target, open_session
+from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.shared.simulation.trace import TraceRequest
+from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
+
+SAMPLE_CHARS = 4000
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Made by :func:`connected`."""
+
+    options: BenchOptions
+    session: aiohttp.ClientSession
+    target: Target
+    send: Send
+    workload: Workload
+    calibration: Calibration
+    count_tokens: Counter | None
+    trace: tuple[TraceRequest, ...] | None
+    schedule: tuple[Due, ...] | None
+    """Of the trace, with prompts."""
+
+    def renamed(self, nonce: str) -> Client:
+        """With another word in all prompts."""
+        workload = replace(self.workload, nonce=nonce)
+        schedule = None if self.trace is None else tuple(schedule_of(self.trace, workload, self.options.speed))
+        return replace(self, workload=workload, schedule=schedule)
+
+    def requests(self, stream: str) -> Iterator[BenchRequest]:
+        """Endless. Streams of different names have different prompts."""
+        if any(not each.has_load for each in self.options.classes):
+            return mixed(self.options.classes, self.workload, stream)
+        return self.workload.requests(stream)
+
+    async def warm_up(self) -> None:
+        """Raises ``ProbeError`` if no request succeeds: a server that refuses everything, because it is not ready, does
+        so faster than any client can ask."""
+        options = self.options
+        if not options.warmup:
+            return
+        requests = (replace(each, turns=(), leave_after_s=None) for each in self.requests("warmup"))
+        at_once, limit = min(options.warmup, options.concurrency), Limit(options.warmup, None)
+        records = await closed_loop(self.send, requests, at_once, limit, clock, lambda record: None)
+        if not any(record.ok for record in records):
+            raise ProbeError(f"no warm-up request succeeded: {records[0].error}: {records[0].detail}")
+
+    async def run(self, options: BenchOptions, stream: str = "measured") -> Result:
+        """One load. When it is cancelled, the result is of what had ended by then, and says so."""
+        records: list[RequestRecord] = []
+        lag, interrupted = LoopLag(clock), False
+        machine = await Watched.begin(self.session, self.target)
+        total = len(self.schedule) if self.schedule and options.requests is None else options.requests
+
+        def on_done(record: RequestRecord) -> None:
+            records.append(record)
+            told(record)
+
+        with progress(options.load, total) as told, no_garbage_collection():
+            async with background(lag):
+                try:
+                    await self._load(options, stream, on_done)
+                except asyncio.CancelledError:
+                    interrupted = True
+                    go_on()
+        watched = await machine.end()
+        if self.count_tokens is not None:
+            records = [count_output(record, self.count_tokens) for record in records]
+        return summarise(
+            records,
+            lag.lags_s,
+            options.slo,
+            self.describe(options),
+            watched,
+            class_slos={each.name: each.slo for each in options.classes if each.slo is not None},
+            slice_s=options.slice_s,
+            has_schedule=options.rate is not None or self.schedule is not None,
+            interrupted=interrupted,
+        )
+
+    async def _load(self, options: BenchOptions, stream: str, on_done: OnDone) -> None:
+        """That of the flags, and beside it those of classes that have one of their own."""
+        if self.schedule is not None:
+            await play(self.send, self.schedule, Limit(options.requests, options.duration_s), clock, on_done)
+            return
+        loads = [(each, each.workload(self.workload).requests(stream)) for each in options.classes if each.has_load]
+        async with asyncio.TaskGroup() as tasks:
+            if len(loads) < len(options.classes) or not loads:
+                tasks.create_task(self._come(options, self.requests(stream), on_done))
+            for each, requests in loads:
+                own = replace(
+                    options, rate=each.rate, concurrency=each.concurrency or 1, most_running=None, pattern=POISSON
+                )
+                tasks.create_task(self._come(own, requests, on_done))
+
+    async def _come(self, options: BenchOptions, requests: Iterator[BenchRequest], on_done: OnDone) -> None:
+        """An open or a closed loop."""
+        limit = Limit(options.requests, options.duration_s)
+        if options.rate is not None:
+            times = arrivals(options.rate, options.seed, options.pattern, options.ramp_s)
+            await open_loop(self.send, requests, times, limit, clock, on_done, most_running=options.most_running)
+        else:
+            await closed_loop(self.send, requests, options.concurrency, limit, clock, on_done, ramp_s=options.ramp_s)
+
+    def describe(self, options: BenchOptions) -> dict[str, Any]:
+        """What was run, for the result."""
+        return {
+            "url": options.url,
+            "grpc": options.grpc,
+            "model": self.target.model,
+            "load": options.load,
+            "concurrency": None if options.rate is not None or options.trace is not None else options.concurrency,
+            "rate": options.rate,
+            "arrivals": None if options.rate is None else str(options.pattern),
+            "ramp_s": options.ramp_s,
+            "most_running": options.most_running,
+            "trace": options.trace,
+            "speed": options.speed,
+            "requests": options.requests,
+            "duration_s": options.duration_s,
+            "prompt_tokens": str(options.prompt_tokens),
+            "output_tokens": str(options.output_tokens),
+            "shared_prefix": options.shared_prefix,
+            "prefixes": options.prefixes,
+            "turns": str(options.turns),
+            "think_s": options.think_s,
+            "leave": None if options.leave is None else str(options.leave),
+            "classes": [each.name for each in options.classes],
+            "text": options.text_file,
+            "prompt_ids": options.prompt_ids,
+            "endpoint": options.endpoint,
+            "temperature": options.temperature,
+            "ignore_eos": options.ignore_eos,
+            "usage_per_chunk": options.usage_per_chunk,
+            "warmup": options.warmup,
+            "seed": options.seed,
+            "nonce": self.workload.nonce,
+            "chars_per_token": self.calibration.chars_per_token,
+            "prompt_length_from": self.calibration.source,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+
+def go_on() -> None:
+    """After a cancellation that was caught: the task may wait again."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    options: BenchOptions, nonce: str | None = None, calibration: Calibration | None = None
+) -> AsyncIterator[Client]:
+    """Probe the server and warm it up. ``nonce``: for all prompts, in place of a random one; ``calibration``: how long
+    tokens are, where that is known. Raises ``ProbeError`` or ``ValueError`` where server or options cannot be used."""
+    count_tokens = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    text = read_text(options.text_file) if options.text_file else random_text(options.seed)
+    trace = None if options.trace is None else tuple(requests_of(options))
+    async with open_session(options.timeout_s) as session:
+        target = Target(
+            options.url,
+            options.model or await find_model(session, options.url, options.api_key),
+            options.endpoint,
+            options.api_key,
+            options.temperature,
+            options.ignore_eos,
+            options.usage_per_chunk,
+        )
+        if options.prompt_ids is not None:
+            calibration = Calibration(1.0, "exact token ids")
+        elif calibration is None:
+            calibration = await calibrate(session, target, text[:SAMPLE_CHARS], count_tokens)
+        workload = make_workload(options, text, calibration, nonce or options.nonce)
+        schedule = None if trace is None else tuple(schedule_of(trace, workload, options.speed))
+        async with sender(options, session, target, keep_text=count_tokens is not None) as send:
+            client = Client(options, session, target, send, workload, calibration, count_tokens, trace, schedule)
+            await client.warm_up()
+            yield client
+
+
+def requests_of(options: BenchOptions) -> list[TraceRequest]:
+    """Of the trace, at their moments. Raises ``ValueError``."""
+    assert options.trace is not None
+    trace = read_trace(Path(options.trace), options.trace_format, options.requests)
+    if options.rate is not None:
+        return with_rate(trace, options.rate, options.seed)
+    if len(begin := [request for request in trace if not request.after]) > 1 and not any(r.arrival_s for r in begin):
+        raise ValueError(f"--trace {options.trace}: it has no times; expected --rate R beside it")
+    return trace
+
+
+@contextlib.asynccontextmanager
+async def sender(
+    options: BenchOptions, session: aiohttp.ClientSession, target: Target, keep_text: bool
+) -> AsyncIterator[Send]:
+    """Over the transport that the options name."""
+    if options.grpc is None:
+        yield HttpSender(session, target, clock, keep_text)
+        return
+    from engine_lab.bench.grpc_target import grpc_sender
+
+    async with grpc_sender(options.grpc, target, clock, options.timeout_s) as send:
+        yield send
+
+
+def read_text(path: str) -> str:
+    """Raises ``ValueError`` if there is no text in the file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--text {path}: expected a file of UTF-8 text ({error})") from error
+    if not text.strip():
+        raise ValueError(f"--text {path}: expected some text, found none")
+    return text
+
+
+def make_workload(options: BenchOptions, text: str, calibration: Calibration, nonce: str | None) -> Workload:
+    return Workload(
+        prompt_tokens=options.prompt_tokens,
+        output_tokens=options.output_tokens,
+        shared_prefix=options.shared_prefix,
+        chars_per_token=calibration.chars_per_token,
+        nonce=secrets.token_hex(4) if nonce is None else nonce,
+        seed=options.seed,
+        text=text,
+        vocab_size=options.prompt_ids,
+        prefixes=options.prefixes,
+        turns=options.turns,
+        think_s=options.think_s,
+        leave=options.leave,
+    )
+
+
+@contextlib.asynccontextmanager
+async def background(lag: LoopLag) -> AsyncIterator[None]:
+    """Sample the event loop's lag meanwhile."""
+    task = asyncio.create_task(lag.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A collection stops the client for milliseconds, which would look like latency."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def count_output(record: RequestRecord, count_tokens: Counter) -> RequestRecord:
+    """Token count of the output by the given tokenizer, where the server did not say."""
+    if record.output_tokens is not None or not record.ok:
+        return record
+    return replace(record, output_tokens=count_tokens(record.text))
