@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
+from engine_lab.bench.client import background, no_garbage_collection, read_text
 from engine_lab.bench.load import Limit, LoopLag, closed_loop, open_loop
-from engine_lab.bench.main import background, no_garbage_collection, read_text
 from engine_lab.bench.probe import calibrate
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import play, schedule_of
