@@ -70,6 +70,16 @@ def engine_command() -> list[CommandProvider]:
             "measure what each optimisation changes, one by one",
         ),
         CommandProvider(
+            "sweep",
+            "engine_lab.sweep.command:COMMAND",
+            "measure many plugin sets under one load, and name the best",
+        ),
+        CommandProvider(
+            "tune",
+            "engine_lab.tune.command:COMMAND",
+            "find the plugin set for an SLO, prove it, and write it as a preset",
+        ),
+        CommandProvider(
             "doctor",
             "engine_lab.doctor.command:COMMAND",
             "say why a running engine is slow, what to change, and what that should bring",

@@ -16,6 +16,7 @@ from engine.assembly.compose.composer import Composer, usable
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import Composed, Selection
+from engine.assembly.compose.sweeps import alternatives
 from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError
@@ -33,6 +34,7 @@ __all__ = [
     "options",
     "plugin_settings",
     "quoted",
+    "swept",
     "usable",
 ]
 
@@ -75,3 +77,9 @@ def options(discovered: Discovered, config_dirs: Sequence[Path] = ()) -> dict[st
     """The options of every slot and of ``preset``, without composing anything."""
     catalogue = Catalogue(discovered, config_dirs)
     return {group: catalogue.options(group) for group in (*SLOTS, PRESET)}
+
+
+def swept(overrides: Sequence[str], discovered: Discovered, config_dirs: Sequence[Path] = ()) -> list[tuple[str, ...]]:
+    """For each override those that it stands for, in Hydra's sweep syntax: ``drafter=a,b``, ``drafter=*``,
+    ``a.b=range(1,9,2)``. Nothing is composed. Raises :class:`AssemblyError`."""
+    return alternatives(overrides, Catalogue(discovered, config_dirs))

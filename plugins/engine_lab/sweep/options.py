@@ -1,0 +1,218 @@
+"""The command line of ``engine sweep``."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.contracts.percentiles import FEWEST
+from engine_lab.bench.distribution import Distribution, parse_distribution
+from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, whole
+from engine_lab.bench.options import share as share_flag
+from engine_lab.bench.slo import Slo, parse_slo
+from engine_lab.sweep.figures import FIGURES, SHARE
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent in every run."""
+
+    concurrency: int
+    rate: float | None
+    """Requests per second; ``None``: closed loop with ``concurrency``."""
+    requests: int
+    warmup: int
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+    shared_prefix: float
+    text_file: str | None
+    prompt_ids: int | None
+    endpoint: str
+    temperature: float
+    ignore_eos: bool
+    timeout_s: float
+    seed: int
+    trace: str | None = None
+    """A file whose requests are sent, at its moments unless there is a ``rate``."""
+    speed: float = 1.0
+
+    def __str__(self) -> str:
+        if self.trace is not None:
+            sent = f"{self.rate:g} requests/s" if self.rate else f"{self.speed:g} times as fast as it was"
+            return f"runs of the first {self.requests} requests of {self.trace}, {sent}"
+        sent = f"{self.rate:g} requests/s" if self.rate else f"{self.concurrency} at once"
+        shared = f", {self.shared_prefix:.0%} of them shared" if self.shared_prefix else ""
+        return (
+            f"runs of {self.requests} requests, {sent}; prompts of {self.prompt_tokens} tokens{shared}; answers up to "
+            f"{self.output_tokens} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """A sweep, as asked for."""
+
+    load: Load
+    budget_s: float
+    by: str
+    """Key of the figure that sets are ordered by."""
+    keep: int
+    """Sets of the last round."""
+    slo: Slo | None
+    quality: bool
+    quality_text: str | None
+    max_loss: float | None
+    resident: bool
+    keep_equal: bool
+    share: float
+    """Of the budget that was asked for, which ``budget_s`` is."""
+    folder: str | None
+    config_dirs: tuple[Path, ...]
+
+    def fixed(self) -> dict[str, Any]:
+        """What must not change while a sweep is continued, as JSON."""
+        alone = replace(self, budget_s=0.0, folder=None)
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(alone, enc_hook=str))
+        load: dict[str, Any] = found.pop("load")
+        return found | load
+
+    def folder_of(self, words: list[str], command: str) -> Path:
+        """Named by what is asked for, so that the same command goes on where it was."""
+        if self.folder is not None:
+            return Path(self.folder)
+        asked = msgspec.json.encode((words, self.fixed()))
+        return Path(f"{command}-{hashlib.sha256(asked).hexdigest()[:8]}")
+
+
+def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
+    """``share``: of the budget. Raises ``ValueError`` when the flags contradict each other."""
+    by = flags.by or ("e2e" if flags.slo is None else "slo")
+    if by == "slo" and flags.slo is None:
+        raise ValueError("--by slo needs the limits: --slo ttft=500ms,itl=50ms")
+    if by in ("slo", "ttft_p95") and flags.requests < FEWEST[SHARE]:
+        raise ValueError(
+            f"--requests {flags.requests}: a P{SHARE} of each run is compared, which needs at least {FEWEST[SHARE]}"
+        )
+    if flags.max_loss is not None and flags.no_quality:
+        raise ValueError("--quality and --no-quality exclude each other")
+    return SweepOptions(
+        load=load_of(flags),
+        budget_s=flags.budget * share,
+        by=by,
+        keep=flags.keep,
+        slo=flags.slo,
+        quality=not flags.no_quality,
+        quality_text=flags.quality_text,
+        max_loss=flags.max_loss,
+        resident=flags.resident,
+        keep_equal=flags.keep_equal,
+        share=share,
+        folder=flags.folder,
+        config_dirs=tuple(flags.config_dir),
+    )
+
+
+def load_of(flags: argparse.Namespace) -> Load:
+    """Raises ``ValueError`` when the flags contradict each other."""
+    if flags.endpoint == "chat" and flags.prompt_ids is not None:
+        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
+    if flags.rate is not None and flags.concurrency is not None:
+        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    if flags.trace is not None and flags.concurrency is not None:
+        raise ValueError("--trace has moments of its own, or those of --rate: leave --concurrency out")
+    return Load(
+        concurrency=flags.concurrency or 1,
+        rate=flags.rate,
+        requests=flags.requests,
+        warmup=flags.warmup,
+        prompt_tokens=flags.prompt_tokens,
+        output_tokens=flags.output_tokens,
+        shared_prefix=flags.shared_prefix,
+        text_file=flags.text,
+        prompt_ids=flags.prompt_ids,
+        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        temperature=flags.temperature,
+        ignore_eos=flags.ignore_eos,
+        timeout_s=flags.timeout,
+        seed=flags.seed,
+        trace=flags.trace,
+        speed=flags.speed,
+    )
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``15m`` or ``2h``. Raises ``ValueError``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text!r}: expected a time such as 90s, 15m or 2h")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def percent(text: str) -> float:
+    """``1%`` as 0.01. Raises ``ValueError``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    if found is None:
+        raise ValueError(f"{text!r}: expected a share in per cent, such as 1%")
+    return float(found[1]) / 100.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of ``engine sweep``, each with its default in its help."""
+    add = parser.add_argument_group("sweep").add_argument
+    keys = [figure.key for figure in FIGURES]
+    add("--by", choices=keys, help="figure that sets are ordered by (slo with --slo, else e2e)")
+    add("--keep", type=whole(2), default=3, metavar="N", help="sets of the last round (%(default)s)")
+    add(
+        "--keep-equal", action="store_true", help="measure sets with equal plans each: such a sweep must name no winner"
+    )
+    add_measuring(parser)
+    add_load(parser)
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Flags that ``engine tune`` has, too."""
+    add = parser.add_argument_group("measuring").add_argument
+    add("--slo", type=parsed(parse_slo), metavar="LIMITS", help="for example ttft=500ms,itl=50ms")
+    add("--budget", type=parsed(seconds), default="15m", metavar="TIME", help="90s, 15m, 2h (%(default)s)")
+    add("--folder", metavar="DIR", help="of plan and results; the same again goes on (default: named by the words)")
+    add("--resident", action="store_true", help="keep the engines of a round up, instead of one process for every run")
+    quality = parser.add_argument_group("quality, by engine eval").add_argument
+    quality("--quality", dest="max_loss", type=parsed(percent), metavar="LOSS", help="drop sets that lose more, as 1%%")
+    quality("--quality-text", metavar="FILE", help="text to score (bundled model: its own; others: Python's manual)")
+    quality("--no-quality", action="store_true", help="do not measure it")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """The load of every run."""
+    add, length = parser.add_argument_group("load, of every run").add_argument, parsed(parse_distribution)
+    add("--trace", metavar="FILE", help="send the first requests of a trace, which engine simulate reads, too")
+    add("--speed", type=number(1e-6), default=1.0, metavar="X", help="X times as fast as the trace (%(default)g)")
+    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
+    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
+    add("--requests", type=whole(1), default=20, metavar="N", help="requests of a run (%(default)s)")
+    add("--warmup", type=whole(0), default=4, metavar="N", help="unmeasured requests first (%(default)s)")
+    add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
+    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
+    add("--shared-prefix", type=share_flag, default=0.0, metavar="SHARE", help="share of a prompt common to all (0)")
+    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
+    add(
+        "--prompt-ids",
+        type=whole(2),
+        nargs="?",
+        const=DEFAULT_VOCAB,
+        metavar="VOCAB",
+        help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
+    )
+    add("--endpoint", choices=("chat", "completions"), help="default: chat")
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
+    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
+    add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths, arrivals and orders (%(default)s)")
+    add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
