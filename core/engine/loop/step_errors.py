@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from engine.contracts.step_cost import StepCost, StepWork
+from engine.contracts.step_cost import DraftCost, StepCost, StepWork
 
 MEMORY = 256
 """Steps of each kind."""
@@ -30,6 +30,8 @@ class StepCostReport(msgspec.Struct, frozen=True):
 
     cost: StepCost
     errors: tuple[StepErrorReport, ...] = ()
+    drafts: DraftCost | None = None
+    """Known of costs that were kept; ``None``: nothing was drafted, or it is not known."""
 
     @property
     def words(self) -> str:
