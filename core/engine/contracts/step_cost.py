@@ -168,8 +168,5 @@ class DraftCost:
 
     def ms(self, num_tokens: int, longest: int, drafts: int) -> float:
         return (
-            self.base_ms
-            + self.per_token_ms * num_tokens
-            + self.per_draft_ms * longest
-            + self.per_row_draft_ms * drafts
+            self.base_ms + self.per_token_ms * num_tokens + self.per_draft_ms * longest + self.per_row_draft_ms * drafts
         )

@@ -36,7 +36,7 @@ class Cost:
 def saved(file: Path) -> Cost:
     """As measured of an engine. Raises :class:`~engine_lab.shared.simulation.calibration.CalibrationError`."""
     found = read_calibration(file)
-    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads)
+    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads or NONE)
 
 
 def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:

@@ -128,7 +128,7 @@ def measured_step_cost(sizing: Sizing) -> StepCostReport | None:
     """What an engine with this plan has measured on this machine and kept; ``None``: none has."""
     kept = calibration(sizing.plan, sizing.mixtures)
     state = None if kept is None else kept.load()
-    return None if state is None else StepCostReport(state.cost, state.errors)
+    return None if state is None else StepCostReport(state.cost, state.errors, state.drafts)
 
 
 def size_plan(

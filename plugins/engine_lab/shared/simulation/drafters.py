@@ -1,4 +1,5 @@
-"""Stand-ins for drafters: they propose as many tokens as they are asked for; the device decides what is accepted."""
+"""Stand-ins for drafters: they propose as many tokens as they are asked for, one on the host not always; the device
+decides what is accepted."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from engine.contracts.drafter import Draft, Drafter, DrafterKV, DraftRow
+from engine_lab.shared.simulation.chance import chance
 from engine_lab.shared.simulation.spec import Drafts
 
 
@@ -21,11 +23,15 @@ class _HostDrafts:
 
     placement: Literal["host", "device"] = "host"
 
-    def __init__(self, max_width: int) -> None:
+    def __init__(self, max_width: int, proposes: float) -> None:
         self.max_width = max_width
+        self._proposes = proposes
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
-        return Draft(tuple((0,) * row.num_draft_tokens for row in rows))
+        return Draft(tuple((0,) * (row.num_draft_tokens if self._has_some(row) else 0) for row in rows))
+
+    def _has_some(self, row: DraftRow) -> bool:
+        return chance(0, row.tokens[-1], len(row.tokens)) < self._proposes
 
     def release(self, row_id: int) -> None: ...
 
@@ -52,4 +58,4 @@ class _DeviceDrafts:
 def stand_in(drafts: Drafts | None, max_width: int) -> Drafter:
     if drafts is None or not max_width:
         return _NoDrafts()
-    return _HostDrafts(max_width) if drafts.placement == "host" else _DeviceDrafts(max_width)
+    return _HostDrafts(max_width, drafts.cost.proposes) if drafts.placement == "host" else _DeviceDrafts(max_width)
