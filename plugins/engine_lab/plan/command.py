@@ -36,6 +36,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--price", type=number(0.0), metavar="USD", help="rent of one device per hour (default: the table's)")
     add("--calibration", metavar="FILE", help="what steps were measured to cost (default: estimated from the device)")
     add("--requests", type=whole(1), default=REQUESTS, metavar="N", help="simulated requests (%(default)s)")
+    add("--thorough", action="store_true", help="simulate other overrides and layouts, too; takes half a minute")
     add("--seed", type=int, default=0, metavar="N", help="of lengths and arrival times (%(default)s)")
     add("--json", action="store_true", help="print JSON instead of tables")
     live = parser.add_argument_group("against a running server")

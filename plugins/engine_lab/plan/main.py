@@ -30,7 +30,7 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise ValueError(f"--engine {flags.engine}: it is for --live URL")
         if flags.baseline is not None:
             check_writable(flags.baseline, flag="--baseline")
-        planner = Planner(question_of(flags, overrides))
+        planner = Planner(question_of(flags, overrides), _say)
         if flags.live is not None:
             return score(flags, planner.brief())
         answer = planner.answer()
@@ -61,7 +61,12 @@ def question_of(flags: argparse.Namespace, overrides: Sequence[str]) -> Question
         flags.slo,
         flags.price,
         flags.seed,
+        flags.thorough,
     )
+
+
+def _say(text: str) -> None:
+    print(f"engine plan: {text}", file=sys.stderr, flush=True)
 
 
 def show(answer: Answer, as_json: bool) -> None:
