@@ -16,8 +16,8 @@ from engine.contracts.step_cost import DraftCost
 from engine.loop.least_squares import solved
 
 TERMS = 4
-_FORGET = 0.999
-"""Weight a step keeps when the next one comes: a memory of about 1,000 steps."""
+_FORGET = 0.9999
+"""Weight a step keeps when the next one comes: a memory of about 10,000 steps."""
 
 
 @dataclass(frozen=True, slots=True)

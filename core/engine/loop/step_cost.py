@@ -11,7 +11,8 @@ nothing of stays as it is.
 
 What is handed on to the next start, to plans and to simulations is a fit of the same steps with a long memory, since
 the last steps of a process may all have decoded. There errors are relative to what was foretold: with ``1 / ms**2``
-quick steps count for more than slow ones, and the fit lies below the mean of noisy steps.
+quick steps count for more than slow ones, and the fit lies below the mean of noisy steps. All coefficients of it are
+then scaled so that it foretells what these steps took together: slow steps that were damped are part of that.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from engine.loop.step_errors import StepCostReport, StepErrorReport, StepErrors
 TERMS = 6
 _FORGET = 0.98
 """Weight a sample keeps when the next one comes: a memory of about 50 steps."""
-_FORGET_LONG = 0.999
-"""The same of what is handed on: a memory of about 1,000 steps."""
+_FORGET_LONG = 0.9999
+"""The same of what is handed on: a memory of about 10,000 steps."""
 _SWEEPS = 3
 _LARGEST_UNIT = 1e9
 _TOLERANCE = 3.0
 """Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
+_SLOWEST = 20.0
+"""As many times as long as foretold a step counts at most, in what all steps took together."""
 _SCALE_RATE = 0.05
 _GAP_RATE = 0.05
 _SPREADS = (1.0, 0.5, 0.25, 0.125, 0.0)
@@ -54,6 +57,8 @@ class FitState(msgspec.Struct, frozen=True):
     coefficients: tuple[float, ...]
     typical: float
     """Relative residual."""
+    totals: tuple[float, ...]
+    """``[TERMS + 1]``: of every term, and of milliseconds."""
 
 
 class StepCostState(msgspec.Struct, frozen=True):
@@ -84,9 +89,9 @@ def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
     ]
     numbers += [cost.gap_ms, cost.spread, float(cost.num_samples), *(error.median_error for error in state.errors)]
     for fit in state.fits:
-        if [len(row) for row in (fit.coefficients, *fit.sums)] != [TERMS, *[TERMS + 1] * TERMS]:
+        if [len(row) for row in (fit.coefficients, *fit.sums, fit.totals)] != [TERMS, *[TERMS + 1] * (TERMS + 1)]:
             return f"expected sums of {TERMS} terms"
-        numbers += [*chain(*fit.sums), *fit.coefficients, fit.typical]
+        numbers += [*chain(*fit.sums), *fit.coefficients, *fit.totals, fit.typical]
     if state.draft_fit is not None:
         if (problem := unusable_fit(state.draft_fit)) is not None:
             return problem
@@ -193,6 +198,8 @@ class _Fit:
         """See :attr:`FitState.sums`."""
         self._long_sums = [[0.0] * (TERMS + 1) for _ in range(TERMS)]
         """In units that grow with every sample, which is quicker than to let all older ones lose weight."""
+        self._totals = [0.0] * (TERMS + 1)
+        """See :attr:`FitState.totals`; in the same units."""
         self._unit = 1.0
         self._num_samples = 0
         self._typical = 0.0
@@ -200,15 +207,19 @@ class _Fit:
     def resume(self, state: FitState) -> None:
         share = (1.0 - _FORGET_LONG) / (1.0 - _FORGET)
         self._sums = [[share * total for total in row] for row in state.sums]
-        self._long_sums, self._unit = [list(row) for row in state.sums], 1.0
+        self._long_sums, self._totals, self._unit = [list(row) for row in state.sums], list(state.totals), 1.0
         self.coefficients = list(state.coefficients)
         self._typical = state.typical
         self._num_samples = 2
 
     def state(self) -> FitState:
         self._in_plain_units()
-        coefficients = tuple(solved(self._long_sums, self.coefficients))
-        return FitState(tuple(map(tuple, self._long_sums)), coefficients, self._typical)
+        coefficients = solved(self._long_sums, self.coefficients)
+        *terms, ms = self._totals
+        foretold = sum(map(mul, terms, coefficients))
+        pace = ms / foretold if foretold > 0.0 else 1.0
+        sums = tuple(map(tuple, self._long_sums))
+        return FitState(sums, tuple([pace * each for each in coefficients]), self._typical, tuple(self._totals))
 
     def observe(self, work: StepWork, ms: float) -> None:
         terms = (
@@ -232,6 +243,8 @@ class _Fit:
             if term:
                 scale = weight * term
                 row[:] = [total + scale * value for total, value in zip(row, sample, strict=True)]
+        counted = (*terms, min(ms, _SLOWEST * predicted) if self._num_samples > 1 else ms)
+        self._totals = [total + self._unit * value for total, value in zip(self._totals, counted, strict=True)]
         if self._unit > _LARGEST_UNIT:
             self._in_plain_units()
         self._num_samples += 1
@@ -239,6 +252,7 @@ class _Fit:
 
     def _in_plain_units(self) -> None:
         self._long_sums = [[total / self._unit for total in row] for row in self._long_sums]
+        self._totals = [total / self._unit for total in self._totals]
         self._unit = 1.0
 
     def _trust(self, predicted: float, ms: float) -> float:
