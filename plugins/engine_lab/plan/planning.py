@@ -11,7 +11,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.model import DeviceFacts
 from engine_lab.bench.slo import Slo
 from engine_lab.plan.candidates import CANDIDATES, LAYOUTS, LENGTHS, SMALLER, Candidate, combined
-from engine_lab.plan.cost import Cost, estimated, saved
+from engine_lab.plan.cost import NONE, Cost, estimated, saved
 from engine_lab.plan.device import efficiency_of, facts_of, flops_key, probed
 from engine_lab.plan.figure import UNKNOWN, Figure
 from engine_lab.plan.predict import HEADROOM, Prediction, most_rate, predict
@@ -19,6 +19,7 @@ from engine_lab.plan.workload import PlannedLoad
 from engine_lab.shared.errors import EvalError
 from engine_lab.shared.estimates.devices import DataSheet, Device
 from engine_lab.shared.estimates.errors import EstimateError
+from engine_lab.shared.simulation.measured import overheads_of
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.sizing import Sizing, measured_step_cost, size_plan, size_resolved
 
@@ -49,6 +50,8 @@ class Question:
     """Other overrides and layouts are simulated, too."""
     served: EnginePlan | None = None
     """What a server runs, instead of ``overrides``."""
+    load_is_served: bool = False
+    """``trace`` is what that server has served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ class Planner:
         if kept is None:
             return self._estimated(sizing)
         source = kept.told_with("steps of an engine on this machine")
-        return Cost(kept.cost, "measured", source, drafts=kept.drafts)
+        return Cost(kept.cost, "measured", source, overheads_of(question.trace) or NONE, kept.drafts)
 
     def _estimated(self, sizing: Sizing) -> Cost:
         question = self._question

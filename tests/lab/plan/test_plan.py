@@ -15,10 +15,11 @@ from engine_lab.plan import planning
 from engine_lab.plan.candidates import CANDIDATES, LAYOUTS, Candidate, combined
 from engine_lab.plan.cost import estimate_of, estimated
 from engine_lab.plan.device import GPU, facts_of, listed
-from engine_lab.plan.live import Scored, alarms, baseline_file, observed, read_baseline, scores
-from engine_lab.plan.main import question_of
+from engine_lab.plan.live import Observed, Scored, alarms, baseline_file, observed, read_baseline, scores
+from engine_lab.plan.main import live_question, question_of
 from engine_lab.plan.planning import Planner
 from engine_lab.plan.report import show
+from engine_lab.plan.served import otherwise, requests_of
 from engine_lab.plan.workload import parse_workload
 from engine_lab.shared.estimates.devices import SHEETS, device, sheet
 from engine_lab.shared.estimates.errors import EstimateError
@@ -426,6 +427,40 @@ def test_another_plan_than_the_servers_is_not_scored(brief):
         scores(brief, plan, latency)
 
 
+def answered(ago_s, prompt=200, output=30):
+    """A request, as /engine/requests lists it."""
+    spans = {"receive": 0.5, "tokenize": 2.0, "route": 0.5, "dispatch": 0.2, "queue": 3.0, "prefill": 20.0}
+    return {
+        "prompt_tokens": prompt, "cached_tokens": 33, "output_tokens": output, "finish_reason": "stop",
+        "total_ms": 100.0, "ttft_ms": 28.0, "spans": spans, "ended_s_ago": ago_s,
+    }  # fmt: skip
+
+
+def test_the_plan_and_the_load_are_the_servers_unless_they_are_given(brief, calibration):
+    from engine.cli.command import parser_of
+    from engine_lab.plan.command import COMMAND
+
+    requests = requests_of([answered(1.0), answered(3.0, prompt=100), answered(2.0, output=0)])
+    assert [(r.arrival_s, r.prompt_tokens) for r in requests] == [(0.0, 100), (pytest.approx(2.0), 200)]
+    assert requests[0].measured.deliver_ms == pytest.approx(1.8) and requests[0].block_hashes[:2] == (0, 1)
+    served = msgspec.json.decode(replace(brief.sizing.plan, max_len=512).to_json())
+    seen = Observed({"id": "default", "plan": served, "engine": {}}, {}, requests)
+    for words, is_served in (([], True), (["--workload", "in=32,out=8,rate=5"], False)):
+        flags = parser_of("plan", COMMAND).parse_args(["--calibration", calibration, "--live", "http://x", *words])
+        question = live_question(question_of(flags, []), flags, seen)
+        assert (question.trace == tuple(requests)) is question.load_is_served is is_served
+        assert Planner(question).brief().sizing.plan.max_len == 512
+        assert live_question(question_of(flags, ["seed=1"]), flags, seen).served is None
+
+
+def test_another_load_than_the_one_assumed_is_named():
+    assumed = parse_workload("in=200,out=30,rate=2").requests(50)
+    served = requests_of([answered(50 - i / 2) for i in range(50)])
+    assert otherwise(assumed, served) == "" == otherwise(assumed, served[:1])
+    told = otherwise(assumed, requests_of([answered(50 - i / 8, prompt=900) for i in range(50)]))
+    assert "8.0 requests/s instead of" in told and "900.0 prompt tokens instead of 200.0" in told
+
+
 def test_a_baseline_is_of_a_running_server(capsys):
     assert main(["plan", "--baseline", "FILE"]) == 2
     assert "--baseline FILE: it is for --live URL" in capsys.readouterr().err
@@ -468,10 +503,10 @@ def test_a_server_that_is_not_ready_is_named(brief, monkeypatch):
 
 
 def test_one_engine_of_several_is_observed_and_the_others_are_named(served_by_two, capsys):
-    plan, latency = asyncio.run(observed(served_by_two.url, None, "b"))
-    assert (plan["id"], latency["engine"]) == ("b", "b")
+    seen = asyncio.run(observed(served_by_two.url, None, "b"))
+    assert (seen.plan["id"], seen.latency["engine"]) == ("b", "b")
     assert "b is one of 2 engines; --engine chooses another: a" in capsys.readouterr().err
-    assert asyncio.run(observed(served_by_two.url, None))[0]["id"] == "a"
+    assert asyncio.run(observed(served_by_two.url, None)).plan["id"] == "a"
 
 
 def test_an_engine_is_chosen_of_a_running_server(capsys):
