@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -124,12 +125,20 @@ class Sizing:
     def concurrency(self, tokens: int, shared: int = 0) -> int:
         """Most requests of ``tokens`` tokens at once, the first ``shared`` of which all have in common: whole blocks of
         these are stored once. No more than ``scheduler.max_requests``."""
-        most = self.plan.scheduler.max_requests
-        return min(most, self.estimate.pool.requests(self.blocks, tokens, shared)) if self.blocks else 0
+        pool, most = self.estimate.pool, self.plan.scheduler.max_requests
+        return min(most, pool.requests(self.blocks, tokens + pool.block_size, shared)) if self.blocks else 0
 
     def by_memory(self, tokens: int, shared: int = 0) -> int:
-        """The same if ``scheduler.max_requests`` were as high: as many as fit with the rows that they need."""
-        return most_requests(self.with_rows, self.budget.usable, tokens, shared) if self.blocks else 0
+        """The same if ``scheduler.max_requests`` were as high: as many as fit with the rows that they need. Schedulers
+        admit a request if a block of every KV group is left for each that decodes, so each counts one more."""
+        more = tokens + self.estimate.pool.block_size
+        # A pool is of max_len tokens a row at most: where these are all used, the block that is left is another row's.
+        rows = 1.0 if more <= self.plan.max_len else more / tokens
+
+        def estimate(requests: int) -> MemoryEstimate:
+            return self.with_rows(ceil(rows * requests))
+
+        return most_requests(estimate, self.budget.usable, more, shared) if self.blocks else 0
 
 
 def measured_step_cost(sizing: Sizing) -> StepCostReport | None:
