@@ -7,6 +7,7 @@ import pytest
 
 from engine.contracts.step_cost import DraftCost, StepCost, StepWork
 from engine.loop.draft_cost import DraftCostModel, DraftFit, DraftSample, unusable_fit
+from engine.loop.least_squares import solved
 from engine.loop.step_cost import StepCostModel
 
 TRUTH = DraftCost(0.4, 0.01, 0.2, 0.05)
@@ -40,6 +41,11 @@ def test_costs_and_acceptance_are_found_and_survive_a_restart() -> None:
     assert found.acceptance == pytest.approx(CHANCES, abs=0.05) and found.proposes == pytest.approx(0.8, abs=0.05)
     assert unusable_fit(kept) is None
     assert unusable_fit(msgspec.structs.replace(kept, sums=kept.sums[1:])) is not None
+
+
+def test_no_coefficient_is_below_zero() -> None:
+    """Of ``2 a = 4`` and ``b = -3``."""
+    assert solved([[4.0, 0.0, 8.0], [0.0, 1.0, -3.0]], [0.0, 0.0]) == [2.0, 0.0]
 
 
 def test_verified_drafts_cost_other_than_tokens_of_a_prompt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from engine.loop.step_cost import StepCostModel
 from engine.startup.calibration import calibration as calibration_of_plan
 from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, write_calibration
 from engine_lab.shared.sizing import size_plan
+from engine_lab.simulate.assumptions import steps_of
 
 SLOW = StepCost(10.0, 0.05, 100)
 
@@ -192,6 +194,14 @@ def test_what_a_trace_measured_is_taken_and_stands_beside_what_is_simulated(
     other_load = json.loads(simulated(capsys, *words, "--rate", "2", "--acceptance", "0.9"))
     assert other_load["measured"] is None
     assert {each["name"]: each["origin"] for each in other_load["assumptions"][0]}["acceptance"] == "given"
+
+
+def test_whether_steps_with_drafts_were_measured_is_said() -> None:
+    seen = replace(SLOW, largest=StepWork(4, 28, 900, 0, 24), per_draft_ms=0.2)
+    for cost, origin in ((SLOW, "assumed"), (seen, "measured")):
+        told = {each.name: each.origin for each in steps_of(Calibration(SCHEMA, cost), drafting=True)}
+        assert told["steps with drafts"] == origin
+    assert "steps with drafts" not in {each.name for each in steps_of(Calibration(SCHEMA, seen), drafting=False)}
 
 
 def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

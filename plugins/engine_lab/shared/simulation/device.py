@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.step.plan import RecordMove, RowResult, StepPlan, StepResult, StepRow
-from engine_lab.shared.simulation.chance import chance
 from engine_lab.shared.simulation.clock import VirtualClock
+from engine_lab.shared.simulation.drafters import chance
 from engine_lab.shared.simulation.spec import Drafts
 
 
