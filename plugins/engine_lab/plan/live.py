@@ -18,6 +18,7 @@ from rich.table import Table
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import FAILED, OK
 from engine.contracts.events import DEFAULT_ENGINE
+from engine.loop.step_errors import StepCostReport
 from engine.native.folder import unusable, user_folder
 from engine_lab.plan.planning import Answer
 from engine_lab.plan.report import show, steps_of
@@ -66,6 +67,8 @@ class Observed:
     plan: Any
     latency: Any
     requests: list[TraceRequest]
+    step_cost: StepCostReport | None = None
+    """``None``: it has measured no step."""
 
 
 async def observed(url: str, api_key: str | None, name: str | None = None) -> Observed:
@@ -76,7 +79,12 @@ async def observed(url: str, api_key: str | None, name: str | None = None) -> Ob
             print(f"engine plan: {said}", file=sys.stderr)
         plan, latency = await plan_of(engine), await engine.json("/engine/latency")
         listed = await engine.json(f"/engine/requests?count={MOST}")
-        return Observed(plan, latency, requests_of(listed["requests"]))
+        stats = await engine.json("/engine/stats") or {}
+        found = stats.get("step_cost")
+        cost = None if found is None else msgspec.convert(found, StepCostReport)
+        return Observed(
+            plan, latency, requests_of(listed["requests"]), cost if cost and cost.cost.num_samples else None
+        )
 
 
 def served_plan(seen: Observed) -> EnginePlan:

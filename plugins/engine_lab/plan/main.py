@@ -72,6 +72,7 @@ def question_of(flags: argparse.Namespace, overrides: Sequence[str]) -> Question
 
 def live_question(question: Question, flags: argparse.Namespace, seen: Observed) -> Question:
     """What is not given is as the server has it: its plan, and its latest requests."""
+    question = replace(question, step_cost=seen.step_cost)
     if not question.overrides:
         question = replace(question, served=served_plan(seen))
     if flags.workload is None and flags.trace is None and len(seen.requests) > 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.model import DeviceFacts
+from engine.loop.step_errors import StepCostReport
 from engine_lab.bench.slo import Slo
 from engine_lab.plan.candidates import CANDIDATES, LAYOUTS, LENGTHS, SMALLER, Candidate, combined
 from engine_lab.plan.cost import NONE, Cost, estimated, saved
@@ -50,6 +51,8 @@ class Question:
     """Other overrides and layouts are simulated, too."""
     served: EnginePlan | None = None
     """What a server runs, instead of ``overrides``."""
+    step_cost: StepCostReport | None = None
+    """Of its latest steps."""
     load_is_served: bool = False
     """``trace`` is what that server has served."""
 
@@ -181,10 +184,14 @@ class Planner:
         if question.calibration is not None:
             return saved(question.calibration)
         kept = measured_step_cost(sizing) if question.card is None else None
-        if kept is None:
+        latest = question.step_cost or kept
+        if latest is None:
             return self._estimated(sizing)
-        source = kept.told_with("steps of an engine on this machine")
-        return Cost(kept.cost, "measured", source, overheads_of(question.trace) or NONE, kept.drafts)
+        source = latest.told_with(
+            "steps of an engine on this machine" if latest is kept else "the server's latest steps"
+        )
+        drafts = None if kept is None else kept.drafts
+        return Cost(latest.cost, "measured", source, overheads_of(question.trace) or NONE, drafts)
 
     def _estimated(self, sizing: Sizing) -> Cost:
         question = self._question
