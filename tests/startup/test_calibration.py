@@ -46,7 +46,7 @@ def test_few_steps_are_not_worth_keeping(tmp_path: Path) -> None:
     ("old", "new"),
     [
         (b"{", b""),
-        (b'"format":2', b'"format":1'),
+        (b'"format":3', b'"format":2'),
         (KEY.encode(), b"another"),
         (b'"base_ms":', b'"base_ms":-'),
         (b'"base_ms":', b'"base_ms":1e999,"was":'),

@@ -112,10 +112,14 @@ def refused(plan: EnginePlan, free: int) -> str:
     return str(refusal.value)
 
 
+def hint_lines(text: str) -> list[list[str]]:
+    """Overrides of each line that is said to make the model fit."""
+    return [line.strip().split("  ")[0].split() for line in text.partition("make it fit:\n")[2].splitlines()]
+
+
 def hints(text: str) -> dict[str, list[str]]:
-    """Overrides of each line that is said to make the model fit, by the key of the first."""
-    lines = [line.strip().split("  ")[0].split() for line in text.partition("make it fit:\n")[2].splitlines()]
-    return {overrides[0].partition("=")[0]: overrides for overrides in lines}
+    """Those of the first line of each key."""
+    return {overrides[0].partition("=")[0]: overrides for overrides in reversed(hint_lines(text))}
 
 
 LONG = ("model.max_len=256", "scheduler.token_budget=128", "model.dtype=float32")
@@ -147,15 +151,15 @@ def test_every_hint_makes_the_model_fit(heavy: Path, base: tuple[str, ...], shar
     free = int(planned(plan_of(heavy, *base)).estimate.smallest * share / 0.9)
     text = refused(plan_of(heavy, *base), free)
     assert bool(hints(text)) != ("use a smaller model" in text)
-    for overrides in hints(text).values():
+    for overrides in hint_lines(text):
         planned(plan_of(heavy, *base, *overrides), free)  # raises if it does not fit
 
 
 def test_hints_come_from_the_smallest_loss_to_the_largest(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
-    found = hints(refused(plan, int(planned(plan).estimate.smallest / 0.9 * 0.999)))
-    assert list(found) == ["memory.fraction", "model.max_len", "quantizer"]
-    assert found["quantizer"] == ["quantizer=int8"]
+    lines = hint_lines(refused(plan, int(planned(plan).estimate.smallest / 0.9 * 0.999)))
+    assert [line[0].partition("=")[0] for line in lines[:2]] == ["memory.fraction", "model.max_len"]
+    assert lines[2:] == [["quantizer=fp8"], ["quantizer=int8"], ["quantizer=int4"]], "every format that fits"
 
 
 def test_the_length_of_a_hint_is_the_largest_of_whole_blocks_whose_pool_fits(heavy: Path) -> None:
@@ -177,9 +181,9 @@ def test_where_no_quantizer_is_enough_and_no_length_either_they_come_together(he
     base = (*LONG, "memory.kv_tokens=10000")
     in_4_bits = planned(plan_of(heavy, *base, "quantizer=int4")).estimate
     free = int((in_4_bits.smallest - in_4_bits.smallest_blocks // 2 * in_4_bits.pool.block_bytes[0]) / 0.9)
-    found = hints(refused(plan_of(heavy, *base), free))
-    assert "memory.kv_tokens" not in found and found["quantizer"][0] == "quantizer=int4"
-    memory = planned(plan_of(heavy, *base, *found["quantizer"]), free)
+    lines = hint_lines(refused(plan_of(heavy, *base), free))
+    assert [line[0] for line in lines] == ["quantizer=fp8", "quantizer=int8", "quantizer=int4"]
+    memory = planned(plan_of(heavy, *base, *lines[-1]), free)
     assert 4000 < (memory.plan.settings.memory.kv_tokens or 0) < 5100
 
 
@@ -197,7 +201,10 @@ def test_a_quantized_checkpoint_gets_no_hint_of_another_quantizer(heavy: Path) -
     quantized = replace(plan, model=replace(plan.model, quantization={"quant_method": "any"}))
     with pytest.raises(DoesNotFit) as refusal:
         plan_memory(quantized, bind(plan), free=free)
-    assert list(hints(str(refusal.value))) == ["memory.fraction", "model.max_len"]
+    assert [line[0].partition("=")[0] for line in hint_lines(str(refusal.value))] == [
+        "memory.fraction",
+        "model.max_len",
+    ]
 
 
 class LongTexts(recurrent.TestQwenNext):

@@ -209,7 +209,7 @@ def steps_of(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def work_of(step: Mapping[str, Any]) -> StepWork:
     tokens = step["num_prefill_tokens"] + step["num_decode_tokens"]
-    return StepWork(step["num_requests"], tokens, step["decode_context"], step["prefill_context"])
+    return StepWork(step["num_requests"], tokens, step["decode_context"], step["prefill_context"], step["drafted"])
 
 
 def pace_of(events: Sequence[Mapping[str, Any]], cost: StepCost) -> float:

@@ -86,6 +86,7 @@ def record(file: Path, model: str, overrides: list[str]) -> None:
                     event.num_prefill_tokens + event.num_decode_tokens,
                     event.decode_context,
                     event.prefill_context,
+                    event.drafted,
                 )
                 sample = Sample(name, work, event.device_ms, event.gap_ms, event.captured)
                 out.write(encode(sample) + b"\n")

@@ -25,12 +25,14 @@ class StepWork:
     """Tokens whose keys and values the rows that decode read, added up."""
     prefill_context: int = 0
     """For each prompt token, the tokens it attends to, added up."""
+    num_drafts: int = 0
+    """Of :attr:`num_tokens`: drafts that are verified."""
 
     @staticmethod
     def decode(context: int, num_tokens: int = 1) -> StepWork:
         """A row that decodes: its last token and the drafts verified with it attend to ``context`` tokens, themselves
         included."""
-        return StepWork(1, num_tokens, context, 0)
+        return StepWork(1, num_tokens, context, 0, num_tokens - 1)
 
     @staticmethod
     def chunk(num_tokens: int, context: int = 0) -> StepWork:
@@ -43,6 +45,7 @@ class StepWork:
             self.num_tokens + other.num_tokens,
             self.decode_context + other.decode_context,
             self.prefill_context + other.prefill_context,
+            self.num_drafts + other.num_drafts,
         )
 
     def least(self, other: StepWork) -> StepWork:
@@ -95,12 +98,16 @@ class StepCost:
     smallest: StepWork = NO_WORK
     largest: StepWork = NO_WORK
     """The least and the most of each number in any step measured."""
+    per_draft_ms: float = 0.0
+    """For each draft, in place of :attr:`per_token_ms`, if any step measured had drafts."""
 
     def ms(self, work: StepWork) -> float:
+        draft_ms = self.per_draft_ms if self.largest.num_drafts else self.per_token_ms
         return (
             self.base_ms * self.weights(work.num_tokens)
             + self.per_row_ms * work.num_rows
-            + self.per_token_ms * work.num_tokens
+            + self.per_token_ms * (work.num_tokens - work.num_drafts)
+            + draft_ms * work.num_drafts
             + self.per_decode_context_ms * work.decode_context
             + self.per_prefill_context_ms * work.prefill_context
         )
@@ -113,6 +120,7 @@ class StepCost:
             and low.num_tokens <= work.num_tokens <= high.num_tokens
             and low.decode_context <= work.decode_context <= high.decode_context
             and low.prefill_context <= work.prefill_context <= high.prefill_context
+            and low.num_drafts <= work.num_drafts <= high.num_drafts
         )
 
     def weights(self, num_tokens: int) -> float:
@@ -138,3 +146,27 @@ class StepCost:
         in_time = budget_ms - self.gap_ms
         counts = range(1, most + 1)  # more tokens read more weights, so it may be fewer than that
         return max(1, bisect_right(counts, in_time, key=lambda n: self.ms(beside + StepWork.chunk(n, context))))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Milliseconds a drafter takes for a step, beside :meth:`StepCost.ms`, and what becomes of its drafts."""
+
+    base_ms: float = 0.0
+    per_token_ms: float = 0.0
+    """For each token of a step that a drafter on the device sees."""
+    per_draft_ms: float = 0.0
+    """For each draft of the longest chain that is asked for."""
+    per_row_draft_ms: float = 0.0
+    """For each draft of all chains."""
+    num_samples: int = 0
+    """Steps measured."""
+    proposes: float = 1.0
+    """Share of the requests asked about for which it had drafts."""
+    acceptance: tuple[float, ...] = ()
+    """By position in a chain: chance that a draft is accepted, given that those before it were."""
+
+    def ms(self, num_tokens: int, longest: int, drafts: int) -> float:
+        return (
+            self.base_ms + self.per_token_ms * num_tokens + self.per_draft_ms * longest + self.per_row_draft_ms * drafts
+        )

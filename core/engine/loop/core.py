@@ -390,6 +390,8 @@ class EngineCore:
         gap_ms = result.idle_ms if step.follows_on else None
         self._cost.observe(step.contents.work, result.device_ms, gap_ms)
         self._drafting.observe(step.plan, drafted, result, gap_ms)
+        if self._drafting.max_width:
+            self._cost.observe_drafts(self._drafting.sample(step.plan, step.draft_ms, drafted, result))
         now = self._clock()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.contracts.drafter import Draft, Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
+from engine.loop.draft_cost import DraftSample
 from engine.loop.forcing import MOST_S, Forcing, MatcherOf
 from engine.loop.sequence import Sequence
 from engine.plugin_guard.calls import PluginError, contract_error, describe_error, quote
@@ -130,6 +131,15 @@ class Drafting:
         if decodes and steady and gap_ms is not None:
             ms = gap_ms + result.device_ms + result.draft_ms
         self._policy.observe(drafted.asked, ms)
+
+    def sample(self, plan: StepPlan, host_ms: float, drafted: Drafted, result: StepResult) -> DraftSample:
+        """What a step tells of the drafter's cost. ``host_ms``: that a drafter on the host took before it."""
+        asked = [asked for asked, _ in drafted.asked]
+        counts = (sum(each > 0 for each in asked), drafted.chains, drafted.tried, drafted.accepted_at)
+        if self._host is not None:
+            return DraftSample(host_ms if any(asked) else 0.0, 0, asked, *counts)
+        ms = result.draft_ms if plan.syncs_drafter else 0.0
+        return DraftSample(ms, plan.num_tokens, [row.wants_drafts for row in plan.rows], *counts)
 
     def take_failed(self) -> list[tuple[Sequence, str]]:
         """Requests that cannot go on, and why: a drafter on the host fails on them, even asked about one alone."""

@@ -239,7 +239,7 @@ class Planner:
             return most
         decoding = [s for s in queues.running if s.decodes]
         tokens = sum(1 + self._num_drafts(s) for s in decoding)
-        beside = StepWork(len(decoding), tokens, sum(s.known for s in decoding))
+        beside = StepWork(len(decoding), tokens, sum(s.known for s in decoding), num_drafts=tokens - len(decoding))
         in_time = self._step_cost().tokens_within(min(awaited) / STEP_SHARE, beside)
         return min(most, tokens + max(in_time, FEWEST_PROMPT_TOKENS))
 

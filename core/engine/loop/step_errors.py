@@ -7,10 +7,12 @@ from statistics import median
 
 import msgspec
 
-from engine.contracts.step_cost import StepCost, StepWork
+from engine.contracts.step_cost import DraftCost, StepCost, StepWork
 
 MEMORY = 256
 """Steps of each kind."""
+NOISY, FEWEST = 0.3, 32
+"""Beside a client on the same cores predictions are off by 5 to 25 %; and steps to say more."""
 
 
 class StepErrorReport(msgspec.Struct, frozen=True):
@@ -30,12 +32,16 @@ class StepCostReport(msgspec.Struct, frozen=True):
 
     cost: StepCost
     errors: tuple[StepErrorReport, ...] = ()
+    drafts: DraftCost | None = None
+    """Known of costs that were kept; ``None``: nothing was drafted, or it is not known."""
 
     @property
     def words(self) -> str:
         """The errors in words; empty: none are known."""
         told = ", ".join(f"{error.kind} steps {error.median_error:.0%}" for error in self.errors)
-        return told and f"median error of the last predictions: {told}"
+        busy = any(error.median_error > NOISY and error.num_steps >= FEWEST for error in self.errors)
+        more = "; something else used the device meanwhile, so measure again when it does not" if busy else ""
+        return told and f"median error of the last predictions: {told}{more}"
 
     def told_with(self, source: str) -> str:
         """Where the costs are from, and their errors if any are known."""

@@ -27,11 +27,12 @@ NO_CONTENTS = StepContents()
 
 def contents_of(rows: Iterable[tuple[StepRow, Sequence]]) -> StepContents:
     """Of rows and whose they are."""
-    num_rows = num_tokens = decode_tokens = decode_context = prefill_context = 0
+    num_rows = num_tokens = num_drafts = decode_tokens = decode_context = prefill_context = 0
     chunks: list[Chunk] = []
     for row, sequence in rows:
         num_rows += 1
         num_tokens += row.num_queries
+        num_drafts += row.num_drafts
         count, context = row.num_tokens, row.max_start
         if count == 1 and row.samples and context >= sequence.prompt_len:
             decode_tokens += row.num_queries
@@ -40,5 +41,5 @@ def contents_of(rows: Iterable[tuple[StepRow, Sequence]]) -> StepContents:
             prefill_context += count * context + count * (count + 1) // 2
             chunks.append(Chunk(sequence.request_id, count, context))
     chunks.sort(key=lambda chunk: -chunk.num_tokens)
-    work = StepWork(num_rows, num_tokens, decode_context, prefill_context)
+    work = StepWork(num_rows, num_tokens, decode_context, prefill_context, num_drafts)
     return StepContents(work, decode_tokens, tuple(chunks[:MAX_CHUNKS]))

@@ -21,7 +21,7 @@ from engine.native.folder import open_own, unusable, user_folder
 from engine.native.scratch import replacing
 from engine.startup.fingerprint import checkpoint_hash
 
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 1 << 16
 LEAST_SAMPLES = 200
 """Steps measured in a run for its fit to be kept."""

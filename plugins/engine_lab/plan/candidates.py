@@ -27,6 +27,10 @@ CANDIDATES = (
     Candidate(("kv_allocator=prefix_cache",), "shared prefixes are computed once"),
 )
 """Drafters are not among them: what they gain depends on how many drafts the text lets them guess."""
+SMALLER = tuple(each for each in CANDIDATES if each.overrides[0].startswith(("kv_format=", "quantizer=")))
+"""Of them: those that take less memory."""
+LENGTHS = ("model.max_len=", "memory.kv_tokens=")
+"""Overrides that say how many tokens the KV pool holds at least."""
 LAYOUTS = tuple(
     Candidate((f"parallelism.tp={tp}",), f"{tp} devices share out every layer") for tp in (2, 4, 8)
 )  # fmt: skip

@@ -16,11 +16,13 @@ scheduler and KV allocator on a virtual clock), estimated (from data sheets and 
 A model needs no weights to be planned: a folder with its config.json is enough.
 WORKLOAD is in=LENGTH,out=LENGTH,rate=R,shared_prefix=SHARE; a LENGTH is N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.
 (GET /engine/plan of a server is something else: the plugins and settings that it runs with.)
-Exit status: 0 it fits, 1 it does not (with --live: the prediction has become worse), 2 wrong usage.
+With --live and no overrides the plan is the server's own.
+Exit status: 0 it fits, 1 it does not (with --live: a prediction has become worse, a median is more than 50 % off, or
+the load is another one), 2 wrong usage.
 
   engine plan --device H100 --model path/to/model quantizer=fp8 --workload in=2000,out=300,rate=4 --slo ttft=1s,itl=30ms
   engine plan --device here
-  engine plan --live http://127.0.0.1:8000 --workload in=200,out=64,rate=1"""
+  engine plan --live http://127.0.0.1:8000"""
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +31,17 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--device", default="here", metavar="NAME", help="here (default), or one of a table: H100, L40S, ...")
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--workload", type=parsed(parse_workload), default=DEFAULT, metavar="WORKLOAD", help="default: %(default)s"
+        "--workload",
+        type=parsed(parse_workload),
+        metavar="WORKLOAD",
+        help=f"default: {DEFAULT}; with --live: the latest requests of the server",
     )
     load.add_argument("--trace", metavar="FILE", help="requests of a recorded trace ('engine simulate' reads the same)")
     add("--slo", type=parsed(parse_slo), metavar="LIMITS", help="for example ttft=500ms,itl=50ms; kept by 95 %%")
     add("--price", type=number(0.0), metavar="USD", help="rent of one device per hour (default: the table's)")
     add("--calibration", metavar="FILE", help="what steps were measured to cost (default: estimated from the device)")
     add("--requests", type=whole(1), default=REQUESTS, metavar="N", help="simulated requests (%(default)s)")
+    add("--thorough", action="store_true", help="simulate other overrides and layouts, too; takes half a minute")
     add("--seed", type=int, default=0, metavar="N", help="of lengths and arrival times (%(default)s)")
     add("--json", action="store_true", help="print JSON instead of tables")
     live = parser.add_argument_group("against a running server")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.contracts.step_cost import StepCost, StepWork
+from engine.contracts.step_cost import DraftCost, StepCost, StepWork
 from engine_lab.plan.figure import Origin
 from engine_lab.shared.estimates.collectives import collectives
 from engine_lab.shared.estimates.devices import Device
@@ -31,12 +31,14 @@ class Cost:
     source: str
     overheads: Overheads = NONE
     """Of the API process; estimates leave them out."""
+    drafts: DraftCost | None = None
+    """``None``: drafts are left out."""
 
 
 def saved(file: Path) -> Cost:
     """As measured of an engine. Raises :class:`~engine_lab.shared.simulation.calibration.CalibrationError`."""
     found = read_calibration(file)
-    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads)
+    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads or NONE, found.drafts)
 
 
 def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:

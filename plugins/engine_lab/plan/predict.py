@@ -11,7 +11,7 @@ from engine_lab.plan.cost import Cost
 from engine_lab.plan.workload import PlannedLoad
 from engine_lab.shared.errors import EvalError
 from engine_lab.shared.simulation.run import simulate
-from engine_lab.shared.simulation.spec import EngineSpec
+from engine_lab.shared.simulation.spec import Drafts, EngineSpec
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.sizing import Sizing
 from engine_lab.simulate.figures import figures
@@ -46,7 +46,10 @@ class Prediction:
 
 def predict(sizing: Sizing, cost: Cost, trace: Sequence[TraceRequest], slo: Slo | None, seed: int = 0) -> Prediction:
     """Serve ``trace`` on a virtual clock. Raises ``ValueError`` for a trace that cannot be served."""
-    spec = EngineSpec(sizing.plan, sizing.blocks, cost.step, cost.overheads)
+    drafts = None
+    if sizing.drafting is not None and cost.drafts is not None and cost.drafts.acceptance:
+        drafts = Drafts(sizing.drafting, cost.drafts)
+    spec = EngineSpec(sizing.plan, sizing.blocks, cost.step, cost.overheads, drafts)
     found = figures(simulate(trace, [spec], seed=seed), slo)
     if found["refused"] == len(trace):
         shortest = min(request.prompt_tokens + request.output_tokens for request in trace)

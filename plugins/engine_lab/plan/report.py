@@ -25,6 +25,8 @@ def render(answer: Answer) -> RenderableType:
     parts: list[RenderableType] = [_verdict(answer), _memory(answer)]
     if answer.prediction is not None:
         parts += [_latency(answer, answer.prediction), _rates(answer, answer.prediction)]
+    if answer.fixes:
+        parts += _options("what makes it fit (simulated, steps estimated)", answer, answer.fixes)
     if answer.options:
         parts += _options("worth a try, best first (simulated, steps estimated)", answer, answer.options)
     if answer.layouts:
@@ -61,13 +63,14 @@ def _memory(answer: Answer) -> Table:
         table.add_row(f"tokens of {name} in it", f"{count:,}")
     shared = f", {answer.shared_tokens} of them shared" if answer.shared_tokens else ""
     tokens = f"{answer.request_tokens} tokens{shared}"
-    table.add_row(f"requests of {tokens} at once, by memory", f"{_held(answer):,}")
-    table.add_row("the same, with scheduler.max_requests", f"{_concurrency(answer):,}")
+    rows = sizing.plan.scheduler.max_requests
+    table.add_row(f"requests of {tokens} at once, by memory, with as many rows", f"{_by_memory(answer):,}")
+    table.add_row(f"the same, with scheduler.max_requests={rows}", f"{_concurrency(answer):,}")
     return table
 
 
-def _held(answer: Answer) -> int:
-    return answer.sizing.held(answer.request_tokens, answer.shared_tokens) if answer.sizing.blocks else 0
+def _by_memory(answer: Answer) -> int:
+    return answer.sizing.by_memory(answer.request_tokens, answer.shared_tokens)
 
 
 def _concurrency(answer: Answer) -> int:
@@ -133,8 +136,12 @@ def _notes(answer: Answer) -> Iterator[str]:
     if answer.no_options:
         yield answer.no_options
     drafter = answer.sizing.plan.choice("drafter").name
-    if drafter != "none":
-        yield f"drafter={drafter}: its drafts are left out, for it is not known how many are accepted"
+    if answer.sizing.drafting is not None:
+        drafts = answer.cost.drafts
+        if drafts is None or not drafts.acceptance:
+            yield f"drafter={drafter}: its drafts are left out, for it is not known how many are accepted"
+        else:
+            yield f"drafter={drafter}: {drafts.acceptance[0]:.0%} of first drafts accepted, as measured with the steps"
     if answer.cost.origin == "estimated":
         yield "tokenizer, HTTP and network are not in it; estimates rank better than they predict"
     if card is not None:
@@ -170,7 +177,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "kv_group_tokens": {name: Figure(count, "estimated") for name, count in sizing.forgetful_tokens.items()},
         "request_tokens": answer.request_tokens,
         "shared_tokens": answer.shared_tokens,
-        "requests_by_memory": Figure(_held(answer), "estimated"),
+        "requests_by_memory": Figure(_by_memory(answer), "estimated"),
         "requests_at_once": Figure(_concurrency(answer), "estimated"),
         "load": None if question.load is None else str(question.load),
         "slo": None if question.slo is None else str(question.slo),
@@ -182,6 +189,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "replicas": answer.replicas,
         "usd_per_hour": answer.usd_per_hour,
         "usd_per_million": answer.usd_per_million,
+        "fixes": [_option(option) for option in answer.fixes],
         "options": [_option(option) for option in answer.options],
         "layouts": [_option(option) for option in answer.layouts],
         "notes": list(_notes(answer)),
@@ -215,4 +223,6 @@ def _table(title: str, *columns: str) -> Table:
 def show(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.6f}".rstrip("0")

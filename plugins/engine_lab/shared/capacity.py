@@ -59,7 +59,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
         variant = replace(plan, max_len=request_tokens, slots={**plan.slots, "scheduler": (scheduler,)})
         return estimate_memory(variant, weights, bound)
 
-    requests = _most_requests(estimate, budget, request_tokens)
+    requests = most_requests(estimate, budget, request_tokens)
     found = estimate(max(1, requests))
     return Capacity(
         weights=found.weights,
@@ -72,14 +72,15 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     )
 
 
-def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int) -> int:
-    """The most requests that fit; every request takes more, so halving finds it."""
+def most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int, shared: int = 0) -> int:
+    """The most requests of ``tokens`` tokens that fit in ``budget`` bytes at once, the first ``shared`` of which all
+    have in common. ``estimate``: with so many rows. Every request takes more, so halving finds it."""
     fewest, most = 0, max(0, budget // min(filter(None, estimate(1).pool.block_bytes)))
     while fewest < most:
         middle = (fewest + most + 1) // 2
         found = estimate(middle)
         blocks = found.pool.fitting(budget - found.fixed, found.largest_blocks)
-        if blocks and found.pool.requests(blocks, tokens) >= middle:
+        if blocks and found.pool.requests(blocks, tokens, shared) >= middle:
             fewest = middle
         else:
             most = middle - 1

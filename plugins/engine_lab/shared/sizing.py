@@ -6,14 +6,16 @@ No weight is read; a directory with nothing but a ``config.json`` is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from engine.assembly.assemble import assemble
-from engine.assembly.bind import bind
+from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
@@ -23,15 +25,16 @@ from engine.contracts.ops.work import Widths
 from engine.contracts.step_cost import Mixture
 from engine.loop.step_errors import StepCostReport
 from engine.models.footprint import mixtures
+from engine.models.placement import RankGraph
 from engine.models.sharding import smallest_cut
 from engine.models.work import held_bytes
 from engine.startup.calibration import calibration
 from engine.startup.memory.budget import Budget, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
-from engine.startup.memory.refusal import refusal
-from engine.startup.memory.weights import weight_sizes
+from engine.startup.memory.refusal import Suggestion, refusal, suggestions
+from engine.startup.memory.weights import WeightSizes, weight_sizes
 from engine.startup.placing import placed
-from engine_lab.shared.capacity import checkpoint_of
+from engine_lab.shared.capacity import checkpoint_of, most_requests
 from engine_lab.shared.errors import EvalError, explained
 from engine_lab.shared.stated import bind_stated, stated_plan
 
@@ -51,8 +54,14 @@ class Sizing:
     """Bytes of all ranks together."""
     blocks: int
     """KV blocks of a group that keeps every token, the padding block included; 0: it does not fit."""
+    with_rows: Callable[[int], MemoryEstimate]
+    """``estimate`` with another ``scheduler.max_requests``."""
+    drafting: Literal["host", "device"] | None = None
+    """Where drafts are proposed; ``None``: nowhere."""
     refusal: str = ""
     """Why the engine would refuse to start, and what to set; empty: it fits."""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Of the refusal."""
 
     @property
     def mixtures(self) -> tuple[Mixture, ...]:
@@ -116,19 +125,27 @@ class Sizing:
     def concurrency(self, tokens: int, shared: int = 0) -> int:
         """Most requests of ``tokens`` tokens at once, the first ``shared`` of which all have in common: whole blocks of
         these are stored once. No more than ``scheduler.max_requests``."""
-        most = self.plan.scheduler.max_requests
-        return min(most, self.held(tokens, shared)) if self.blocks else 0
+        pool, most = self.estimate.pool, self.plan.scheduler.max_requests
+        return min(most, pool.requests(self.blocks, tokens + pool.block_size, shared)) if self.blocks else 0
 
-    def held(self, tokens: int, shared: int = 0) -> int:
-        """The same as far as the KV pool goes."""
-        return self.estimate.pool.requests(self.blocks, tokens, shared)
+    def by_memory(self, tokens: int, shared: int = 0) -> int:
+        """The same if ``scheduler.max_requests`` were as high: as many as fit with the rows that they need. Schedulers
+        admit a request if a block of every KV group is left for each that decodes, so each counts one more."""
+        more = tokens + self.estimate.pool.block_size
+        # A pool is of max_len tokens a row at most: where these are all used, the block that is left is another row's.
+        rows = 1.0 if more <= self.plan.max_len else more / tokens
+
+        def estimate(requests: int) -> MemoryEstimate:
+            return self.with_rows(ceil(rows * requests))
+
+        return most_requests(estimate, self.budget.usable, more, shared) if self.blocks else 0
 
 
 def measured_step_cost(sizing: Sizing) -> StepCostReport | None:
     """What an engine with this plan has measured on this machine and kept; ``None``: none has."""
     kept = calibration(sizing.plan, sizing.mixtures)
     state = None if kept is None else kept.load()
-    return None if state is None else StepCostReport(state.cost, state.errors)
+    return None if state is None else StepCostReport(state.cost, state.errors, state.drafts)
 
 
 def size_plan(
@@ -154,11 +171,23 @@ def _sized(
 ) -> Sizing:
     if device is None:
         plan = assemble(overrides, config_dirs=config_dirs)
-        bound, free = bind(plan), free_memory(plan.device)
-    else:
-        plan = stated_plan(overrides, config_dirs, device)
-        bound, free = bind_stated(plan), device.memory_bytes
-    budget = Budget((free if memory is None else memory) // plan.ranks_per_device, plan.settings.memory.fraction)
+        return _sized_plan(plan, bind(plan), free_memory(plan.device) if memory is None else memory)
+    plan = stated_plan(overrides, config_dirs, device)
+    return _sized_plan(plan, bind_stated(plan), device.memory_bytes if memory is None else memory)
+
+
+def size_resolved(plan: EnginePlan) -> Sizing:
+    """The same of a plan that is resolved already, as a server runs it. Raises as :func:`size_plan` does."""
+    try:
+        if plan.device.kind == "cpu":
+            return _sized_plan(plan, bind(plan), free_memory(plan.device))
+        return _sized_plan(plan, bind_stated(plan), plan.device.memory_bytes)
+    except AssemblyError as error:
+        raise EvalError(error.text().removeprefix("engine: ")) from error
+
+
+def _sized_plan(plan: EnginePlan, bound: BoundEngine, free: int) -> Sizing:
+    budget = Budget(free // plan.ranks_per_device, plan.settings.memory.fraction)
     graph = bound.graph
     found = []
     with explained():
@@ -167,16 +196,26 @@ def _sized(
             weights = weight_sizes(plan, bound, checkpoint, own.graph)
             estimate = estimate_memory(plan, weights, bound, own)
             blocks = estimate.pool.fitting(budget.usable - estimate.fixed, estimate.largest_blocks)
-            found.append((blocks if blocks >= FEWEST_BLOCKS else 0, estimate))
-    blocks, tightest = min(found, key=lambda rank: rank[0])
-    why = refusal(plan, bound, tightest, budget) if tightest.smallest > budget.usable else ""
+            with_rows = partial(_with_rows, plan, weights, bound, own)
+            found.append((blocks if blocks >= FEWEST_BLOCKS else 0, estimate, with_rows))
+    blocks, tightest, with_rows = min(found, key=lambda rank: rank[0])
+    fits = tightest.smallest <= budget.usable
     return Sizing(
         plan=plan,
         graph=graph,
         units=partial(smallest_cut, bound.quantizer),
         estimate=tightest,
         budget=budget,
-        weights=sum(estimate.weights for _, estimate in found),
-        blocks=0 if why else blocks,
-        refusal=why,
+        weights=sum(estimate.weights for _, estimate, _ in found),
+        blocks=blocks if fits else 0,
+        with_rows=with_rows,
+        drafting=bound.drafter.placement if bound.drafter.max_width else None,
+        refusal="" if fits else refusal(plan, bound, tightest, budget),
+        suggestions=() if fits else tuple(suggestions(plan, bound, tightest, budget)),
     )
+
+
+def _with_rows(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine, own: RankGraph, rows: int) -> MemoryEstimate:
+    choice = plan.choice("scheduler")
+    scheduler = replace(choice, config={**choice.config, "max_requests": rows})
+    return estimate_memory(replace(plan, slots={**plan.slots, "scheduler": (scheduler,)}), weights, bound, own)

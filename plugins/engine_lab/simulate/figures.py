@@ -9,13 +9,19 @@ from engine.contracts.percentiles import describe
 from engine.loop.messages import StoreState
 from engine_lab.bench.slo import Slo
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
+from engine_lab.shared.simulation.trace import TraceRequest
 
 SOURCE = "simulated"
 COMPONENTS = ("api", "dispatch", "queue", "prefill", "deliver")
 """Of TTFT."""
 
 
-def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
+OF_API = ("api", "deliver")
+"""Of these components, what takes place in the API process."""
+
+
+def figures(outcome: Outcome, slo: Slo | None, knows_api: bool = True) -> dict[str, Any]:
+    """``knows_api``: how long the API process takes is part of the outcome; else those components are ``None``."""
     served = [request for request in outcome.requests if not request.error]
     tokens = sum(request.output_tokens for request in served)
     prompts = sum(request.prompt_tokens for request in served)
@@ -30,7 +36,11 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
         "ttft_ms": describe([(request.ttft_ms, 1) for request in served]),
         "itl_ms": describe([(us / 1e3, count) for us, count in outcome.itl_us]),
         "e2e_ms": describe([(request.e2e_ms, 1) for request in served]),
-        "ttft_parts_ms": {name: _mean([getattr(r, f"{name}_ms") for r in served]) for name in COMPONENTS},
+        "ttft_parts_ms": {
+            name: None if name in OF_API and not knows_api else _mean([getattr(r, f"{name}_ms") for r in served])
+            for name in COMPONENTS
+        },
+        "drafts": _drafts(served),
         "preemptions": sum(request.preemptions for request in served),
         "engines": [
             {
@@ -54,6 +64,38 @@ def figures(outcome: Outcome, slo: Slo | None) -> dict[str, Any]:
         found["good"] = good
         found["goodput_per_s"] = good / outcome.duration_s if outcome.duration_s else 0.0
     return found
+
+
+def measured_figures(trace: Sequence[TraceRequest]) -> dict[str, Any] | None:
+    """The same of the requests of a trace, as far as it says what was measured; ``None``: it does not."""
+    found = [(request, request.measured) for request in trace if request.measured is not None]
+    if not found or len(found) < len(trace):
+        return None
+    of_all = [measured for _, measured in found]
+    decode_ms, gaps = sum(m.e2e_ms - m.ttft_ms for m in of_all), sum(r.output_tokens - 1 for r in trace)
+    prompts, tokens = sum(r.prompt_tokens for r in trace), sum(r.output_tokens for r in trace)
+    ended_s = max(request.arrival_s + measured.e2e_ms / 1e3 for request, measured in found)
+    parts = {
+        "api": _mean([m.receive_ms + m.tokenize_ms for m in of_all]),
+        **{name: _mean([getattr(m, f"{name}_ms") for m in of_all]) for name in COMPONENTS[1:]},
+    }
+    return {
+        "requests": len(trace),
+        "output_tokens_per_s": tokens / ended_s if ended_s else 0.0,
+        "cached_share": sum(m.cached_tokens for m in of_all) / prompts,
+        "ttft_ms": describe([(m.ttft_ms, 1) for m in of_all]),
+        "itl_ms": {**describe([]), "count": gaps, "mean": decode_ms / gaps if gaps else None},
+        "e2e_ms": describe([(m.e2e_ms, 1) for m in of_all]),
+        "ttft_parts_ms": parts,
+        "drafts": {
+            "drafted": sum(m.drafted_tokens for m in of_all),
+            "accepted": sum(m.accepted_tokens for m in of_all),
+        },
+    }
+
+
+def _drafts(served: Sequence[SimulatedRequest]) -> dict[str, int]:
+    return {"drafted": sum(r.drafted for r in served), "accepted": sum(r.accepted for r in served)}
 
 
 def _sources(served: Sequence[SimulatedRequest], stores: Sequence[Sequence[StoreState]]) -> dict[str, int]:

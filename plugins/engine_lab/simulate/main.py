@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from engine.assembly.plan import EnginePlan
 from engine.contracts.command import FAILED, OK, USAGE
 from engine_lab.shared.output import check_writable, write_json
 from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_calibration
+from engine_lab.shared.simulation.outcome import Outcome
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.run import simulate
-from engine_lab.shared.simulation.spec import Drafts, EngineSpec, slower
+from engine_lab.shared.simulation.spec import EngineSpec, slower
 from engine_lab.shared.simulation.stores import bound_of
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
+from engine_lab.simulate.assumptions import Assumption, Origin, drafts_for, overheads_for, steps_of
 from engine_lab.simulate.compare import Verdict, compare
-from engine_lab.simulate.figures import SOURCE, figures
+from engine_lab.simulate.figures import SOURCE, figures, measured_figures
 from engine_lab.simulate.options import SimulateOptions, options_of
 from engine_lab.simulate.screen import render
 
@@ -41,7 +44,7 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
         return USAGE
     if options.json_file == "-":
         print(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
-        return OK
+        return _status(result)
     Console().print(render(result))
     if options.json_file is not None:
         try:
@@ -49,25 +52,39 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
         except OSError as error:
             print(f"engine simulate: --json {options.json_file}: {error.strerror or error}", file=sys.stderr)
             return FAILED
-    return OK
+    return _status(result)
+
+
+def _status(result: dict[str, Any]) -> int:
+    return FAILED if any("why_not" in each for each in result["sets"]) else OK
 
 
 def _simulate(options: SimulateOptions) -> dict[str, Any]:
     combined = [(*options.overrides, *more) for more in ((), *options.compare)]
-    calibrations = calibrations_of(options, combined)
+    calibrations = [calibration_of(options, words) for words in combined]
+    if isinstance(calibrations[0], str):
+        raise ValueError(calibrations[0])
     trace = load(options)
-    specs = [spec_of(words, found, options) for words, found in zip(combined, calibrations, strict=True)]
-    stores = [_stores(spec) for spec in specs]
-    for name, _ in options.store_rates:
-        if name not in {store["name"] for of_set in stores for store in of_set}:
-            raise ValueError(f"--store-rate {name}: expected a store of kv_store=[...], of one of the plugin sets")
-    deaths = dict(options.deaths)
-    outcomes = [simulate(trace, fleet_of(spec, options), deaths=deaths, seed=options.seed) for spec in specs]
-    sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
-    for words, outcome in zip(options.compare, outcomes[1:], strict=True):
-        verdicts = compare(outcomes[0], outcome, options.batches)
-        told = {"overrides": list(words), **figures(outcome, options.slo)}
-        sets.append({**told, "against_first": [_told(verdict) for verdict in verdicts]})
+    prepared = [
+        found if isinstance(found, str) else prepare(words, found, options, trace)
+        for words, found in zip(combined, calibrations, strict=True)
+    ]
+    if not trace_tells(options):
+        trace = [replace(request, measured=None) for request in trace]
+    _check_store_rates(options, prepared)
+    outcomes = list(_outcomes(options, prepared, trace))
+    (first, *_) = outcomes
+    assert not isinstance(first, str)
+    sets = []
+    for words, found, outcome in zip(((), *options.compare), prepared, outcomes, strict=True):
+        if isinstance(found, str) or isinstance(outcome, str):
+            sets.append({"overrides": list(words), "why_not": outcome})
+            continue
+        told = {"overrides": list(words), **figures(outcome, options.slo, found.knows_api)}
+        if outcome is not first:
+            told["against_first"] = [_told(verdict) for verdict in compare(first, outcome, options.batches)]
+        sets.append(told)
+    ready = [found for found in prepared if not isinstance(found, str)]
     return {
         "schema": RESULT,
         "source": SOURCE,
@@ -78,14 +95,54 @@ def _simulate(options: SimulateOptions) -> dict[str, Any]:
             "dies": [{"engine": engine, "at_s": at_s} for engine, at_s in options.deaths],
             "slow": [{"engine": engine, "factor": factor} for engine, factor in options.slow],
         },
-        "kv_blocks": [spec.num_blocks for spec in specs],
-        "kv_stores": stores,
+        "kv_blocks": [found.spec.num_blocks for found in ready],
+        "kv_stores": [_stores(found.spec) for found in ready],
+        "assumptions": [msgspec.to_builtins(found.assumptions) for found in ready],
         "calibration": {
             "file": None if options.calibration is None else str(options.calibration),
-            "measured_on": [found.measured_on for found in calibrations],
+            "measured_on": [found.measured_on for found in ready],
         },
+        "measured": measured_figures(trace),
         "sets": sets,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plugin set that can be simulated."""
+
+    spec: EngineSpec
+    measured_on: str
+    assumptions: tuple[Assumption, ...]
+    knows_api: bool
+    """What the API process takes is part of the figures."""
+
+
+def _check_store_rates(options: SimulateOptions, sets: Sequence[Prepared | str]) -> None:
+    known = {store["name"] for found in sets if not isinstance(found, str) for store in _stores(found.spec)}
+    for name, _ in options.store_rates:
+        if name not in known:
+            raise ValueError(f"--store-rate {name}: expected a store of kv_store=[...], of one of the plugin sets")
+
+
+def _outcomes(
+    options: SimulateOptions, sets: Sequence[Prepared | str], trace: Sequence[TraceRequest]
+) -> Iterator[Outcome | str]:
+    """One after the other; after Ctrl-C those that are done."""
+    deaths, stopped = dict(options.deaths), False
+    for number, (more, found) in enumerate(zip(((), *options.compare), sets, strict=True), 1):
+        if isinstance(found, str) or stopped:
+            yield found if isinstance(found, str) else "stopped before it"
+            continue
+        if len(sets) > 1:
+            print(f"engine simulate: {number} of {len(sets)}: {' '.join(more) or 'as given'}", file=sys.stderr)
+        try:
+            yield simulate(trace, fleet_of(found.spec, options), deaths=deaths, seed=options.seed)
+        except KeyboardInterrupt:
+            if number == 1:
+                raise
+            stopped = True
+            yield "stopped while it ran"
 
 
 def _stores(spec: EngineSpec) -> list[dict[str, Any]]:
@@ -102,39 +159,57 @@ def _stores(spec: EngineSpec) -> list[dict[str, Any]]:
     ]
 
 
-def calibrations_of(options: SimulateOptions, sets: Sequence[Sequence[str]]) -> list[Calibration]:
-    """Of each plugin set: what it has measured itself, or the file that stands for all. Raises ``ValueError``."""
+def calibration_of(options: SimulateOptions, overrides: Sequence[str]) -> Calibration | str:
+    """The file that stands for all plugin sets, or what this one has measured itself; a text: it has measured nothing.
+    Raises ``ValueError``."""
     if options.calibration is not None:
-        return [read_calibration(options.calibration)] * len(sets)
-    return [_kept(options, overrides) for overrides in sets]
-
-
-def _kept(options: SimulateOptions, overrides: Sequence[str]) -> Calibration:
+        return read_calibration(options.calibration)
     from engine_lab.shared.sizing import measured_step_cost, size_plan  # imports torch
 
     sizing = size_plan(overrides, options.config_dirs)
     kept = measured_step_cost(sizing)
     if kept is None:
-        raise ValueError(
+        return (
             "nothing was measured of this plan on this machine: serve it with some load first "
             f"({' '.join(('engine serve', *overrides))}; it keeps what steps cost at its end, or when it is idle five "
             "minutes after its start), or name what was measured with --calibration FILE, which stands for every set"
         )
     where = f"{sizing.plan.model.name} on {sizing.plan.device.name}, when it was last served"
-    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, measured_on=kept.told_with(where))
+    source = kept.told_with(where)
+    return Calibration(SCHEMA, kept.cost, num_blocks=sizing.blocks or None, drafts=kept.drafts, measured_on=source)
 
 
-def spec_of(overrides: Sequence[str], calibration: Calibration, options: SimulateOptions) -> EngineSpec:
-    """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration."""
+def prepare(
+    overrides: Sequence[str], calibration: Calibration, options: SimulateOptions, trace: Sequence[TraceRequest]
+) -> Prepared:
+    """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration; what a
+    trace says of drafts is of the drafter that is given for all sets."""
     resolved = resolve(overrides, options.config_dirs)
-    blocks = most_blocks(resolved.plan)
-    if resolved.plan.settings.memory.kv_tokens is None and calibration.num_blocks is not None:
-        blocks = calibration.num_blocks
-    drafts = None
-    if resolved.drafting is not None:
-        drafts = Drafts(resolved.drafting, options.acceptance, calibration.ms_per_draft)
-    rates = dict(options.store_rates)
-    return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts, rates)
+    blocks, origin = _blocks_of(resolved.plan, calibration)
+    recorded = resolve(options.overrides, options.config_dirs).plan.slots["drafter"]
+    own = trace if resolved.plan.slots["drafter"] == recorded else ()
+    drafts, of_drafts = drafts_for(resolved, calibration, own, options.acceptance)
+    overheads, api = overheads_for(calibration, trace)
+    pool = f"{(blocks - 1) * resolved.plan.block_size:,} tokens" + (
+        "" if origin != "assumed" else ": as many as all rows can hold"
+    )
+    spec = EngineSpec(resolved.plan, blocks, calibration.step_cost, overheads, drafts, dict(options.store_rates))
+    told = (*steps_of(calibration, drafts is not None), *of_drafts, api, Assumption("KV pool", origin, pool))
+    return Prepared(spec, calibration.measured_on, told, api.origin != "unknown")
+
+
+def _blocks_of(plan: EnginePlan, calibration: Calibration) -> tuple[int, Origin]:
+    if plan.settings.memory.kv_tokens is not None:
+        return most_blocks(plan), "given"
+    if calibration.num_blocks is not None:
+        return calibration.num_blocks, "measured"
+    return most_blocks(plan), "assumed"
+
+
+def trace_tells(options: SimulateOptions) -> bool:
+    """What was measured of the trace's requests is of the same load."""
+    same_load = options.rate is None and options.rate_scale == 1.0
+    return same_load and options.engines == 1 and not options.deaths and not options.slow
 
 
 def fleet_of(spec: EngineSpec, options: SimulateOptions) -> list[EngineSpec]:

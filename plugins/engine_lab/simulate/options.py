@@ -32,7 +32,8 @@ class SimulateOptions:
     """Engines by index, and how many times as long their steps take."""
     store_rates: tuple[tuple[str, float], ...]
     """KV stores by name, and bytes a second."""
-    acceptance: float
+    acceptance: float | None
+    """``None``: as measured."""
     seed: int
     batches: int
     slo: Slo | None
@@ -148,9 +149,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--acceptance",
         type=parsed(share),
-        default=0.6,
         metavar="P",
-        help="chance that a draft is accepted (%(default)s)",
+        help="chance that a draft is accepted (as measured: in the trace, else where steps were; else 0.6)",
     )
     result = parser.add_argument_group("result")
     result.add_argument(

@@ -13,42 +13,79 @@ from rich.text import Text
 from engine.contracts.percentiles import TOO_FEW
 
 LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
-SETS = 3
-"""Plugin sets beside each other: their figures then fit 80 columns."""
+COLUMNS = 3
+"""Of figures: they then fit 80 columns."""
+MEASURED = "measured in the trace"
 
 
 def render(result: Mapping[str, Any]) -> RenderableType:
-    sets = result["sets"]
-    tables = [_table(sets[first : first + SETS]) for first in range(0, len(sets), SETS)]
-    parts: list[RenderableType] = [*tables, *(_verdicts(each) for each in sets[1:])]
-    parts += [*_measured(result), *_assumed(result)]
+    sets = [each for each in result["sets"] if "why_not" not in each]
+    columns = {" ".join(each["overrides"]) or "as given": each for each in sets}
+    if result["measured"] is not None:
+        columns = {MEASURED: result["measured"], **columns}
+    names = list(columns)
+    parts: list[RenderableType] = []
+    for first in range(0, len(names), COLUMNS):
+        parts.append(_table({name: columns[name] for name in names[first : first + COLUMNS]}))
+    parts += [_verdicts(each) for each in sets[1:]]
+    parts += _left_out(result)
+    if result["measured"] is not None:
+        parts.append(_apart(result["measured"], sets[0]))
+    parts += [*_assumptions(result), *_assumed(result)]
     if any(each[name]["p99"] is None for each in sets for name in LATENCIES):
         parts.append(Text(TOO_FEW, style="dim"))
     return Group(*parts)
 
 
-def _table(sets: Sequence[Mapping[str, Any]]) -> Table:
+def _table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="simulated", title_justify="left")
     table.add_column("")
-    for each in sets:
-        table.add_column(escape(" ".join(each["overrides"])) or "as given", justify="right", overflow="fold")
-    for label, values in _rows(sets):
+    for name in columns:
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for label, values in _rows(list(columns.values())):
         table.add_row(label, *values)
     return table
 
 
-def _measured(result: Mapping[str, Any]) -> list[Text]:
-    """Where step costs are from: a line for all sets if it is a file, or one for each."""
-    file, words = result["calibration"]["file"], result["calibration"]["measured_on"]
+def _left_out(result: Mapping[str, Any]) -> list[Text]:
+    return [
+        Text(f"not simulated: {' '.join(each['overrides'])}: {each['why_not']}", style="bold yellow")
+        for each in result["sets"]
+        if "why_not" in each
+    ]
+
+
+def _apart(measured: Mapping[str, Any], simulated: Mapping[str, Any]) -> Text:
+    """How far the first set's figures are from those of the trace."""
+    told = []
+    for name in LATENCIES:
+        for figure in ("mean", "p50", "p95"):
+            real, said = measured[name][figure], simulated[name][figure]
+            if real and said is not None:
+                told.append(
+                    f"{name[:-3].upper()} {figure if figure == 'mean' else figure.upper()} {said / real - 1:+.0%}"
+                )
+    return Text(f"simulated as given against measured: {', '.join(told)}")
+
+
+def _assumptions(result: Mapping[str, Any]) -> list[Text]:
+    """Of the first set, and of others what is not the same."""
+    file, lines = result["calibration"]["file"], []
     if file is not None:
-        return [Text("measured: " + ", ".join(filter(None, (file, words[0]))), style="dim")]
-    names = [" ".join(each["overrides"]) or "as given" for each in result["sets"]]
-    return [Text(f"measured, {name}: {said}", style="dim") for name, said in zip(names, words, strict=True)]
+        lines.append(f"calibration: {file}")
+    sets = [each for each in result["sets"] if "why_not" not in each]
+    first = result["assumptions"][0]
+    for each, assumptions in zip(sets, result["assumptions"], strict=True):
+        of_set = ", ".join(["", " ".join(each["overrides"])]) if each["overrides"] else ""
+        known = first if of_set else ()
+        lines += [f"{a['origin']}{of_set}: {a['name']}: {a['words']}" for a in assumptions if a not in known]
+    return [Text(line, style="dim") for line in lines]
 
 
 def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """What was measured has fewer figures."""
     rows = [
-        ("requests (refused)", [f"{s['requests']} ({s['refused']})" for s in sets]),
+        ("requests (refused)", [f"{s['requests']} ({s.get('refused', 0)})" for s in sets]),
         ("output tokens/s", [f"{s['output_tokens_per_s']:.1f}" for s in sets]),
         ("prompt tokens cached", [f"{s['cached_share']:.1%}" for s in sets]),
         *_of_stores(sets),
@@ -58,17 +95,32 @@ def _rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
             label = f"{name[:-3].upper()} {figure if figure == 'mean' else figure.upper()} (ms)"
             rows.append((label, [_ms(s[name], figure) for s in sets]))
     parts = sets[0]["ttft_parts_ms"]
-    rows += [(f"TTFT: {part}, mean (ms)", [f"{s['ttft_parts_ms'][part]:.2f}" for s in sets]) for part in parts]
+    rows += [(f"TTFT: {part}, mean (ms)", [_part(s["ttft_parts_ms"][part]) for s in sets]) for part in parts]
+    if any(s["drafts"]["drafted"] for s in sets):
+        rows.append(("drafts (accepted)", [_accepted(**s["drafts"]) for s in sets]))
     rows += [
-        ("device busy", [f"{_mean(s, 'busy'):.0%}" for s in sets]),
-        ("most KV in use", [f"{max(e['most_kv_used'] for e in s['engines']):.0%}" for s in sets]),
-        ("preemptions", [str(s["preemptions"]) for s in sets]),
+        ("device busy", [f"{_mean(s, 'busy'):.0%}" if "engines" in s else "-" for s in sets]),
+        ("most KV in use", [_most_kv(s) for s in sets]),
+        ("preemptions", [str(s.get("preemptions", "-")) for s in sets]),
     ]
     for name in sorted({name for each in sets for name in each.get("classes", ())}):
         rows.append((f"first token in time, {name}", [_in_time(each, name) for each in sets]))
-    if "slo" in sets[0]:
-        rows.append((f"good/s ({sets[0]['slo']})", [f"{s['goodput_per_s']:.2f}" for s in sets]))
+    if "slo" in sets[-1]:
+        good = [f"{s['goodput_per_s']:.2f}" if "slo" in s else "-" for s in sets]
+        rows.append((f"good/s ({sets[-1]['slo']})", good))
     return rows
+
+
+def _part(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
+
+
+def _accepted(drafted: int, accepted: int) -> str:
+    return f"{drafted:,} ({accepted / drafted:.0%})" if drafted else "0"
+
+
+def _most_kv(figures: Mapping[str, Any]) -> str:
+    return f"{max(each['most_kv_used'] for each in figures['engines']):.0%}" if "engines" in figures else "-"
 
 
 def _of_stores(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -76,8 +128,9 @@ def _of_stores(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]
     names = list(dict.fromkeys(name for each in sets for name in each.get("stores", ())))
     rows = []
     for name in ("pool", *names) if names else ():
-        tokens = [(s["prompt_tokens"].get(name, 0), s["prompt_tokens"]["all"]) for s in sets]
-        rows.append((f"cached in {name}", [f"{own / total:.1%}" if total else "-" for own, total in tokens]))
+        prompts = [s.get("prompt_tokens", {"all": 0}) for s in sets]
+        shares = [f"{of.get(name, 0) / of['all']:.1%}" if of["all"] else "-" for of in prompts]
+        rows.append((f"cached in {name}", shares))
     for name in names:
         of_sets = [s.get("stores", {}).get(name) for s in sets]
         rows.append((f"{name}: loads", ["-" if store is None else str(store["loads"]) for store in of_sets]))

@@ -1,9 +1,9 @@
 """Exporter ``trace``: requests as a trace that ``engine simulate`` replays, with what their texts share.
 
-A line has arrival, lengths, and hashes of the blocks of prompt and output: those of equal beginnings are equal. Of
-several engines it names the one that served the request. Hashes are keyed with a random salt that is kept nowhere, and
-different in every run of the server: they tell nothing about texts, and nothing across runs. Token ids and texts are
-not written.
+A line has arrival, lengths, and hashes of the blocks of prompt and output: those of equal beginnings are equal. What
+was measured of the request is there, too: a simulation starts from it and is judged by it. Of several engines the line
+names the one that served the request. Hashes are keyed with a random salt that is kept nowhere, and different in every
+run of the server: they tell nothing about texts, and nothing across runs. Token ids and texts are not written.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class TraceExporter:
             "prompt_tokens": event.prompt_tokens,
             "output_tokens": event.output_tokens,
             "block_hashes": self._hashes(transcript),
+            "measured": _measured(event),
         }
 
     def _hashes(self, transcript: Transcript) -> list[int]:
@@ -90,3 +91,23 @@ class TraceExporter:
 
     def _hash(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=HASH_BYTES, key=self._salt).digest()
+
+
+def _measured(event: RequestEvent) -> dict[str, float]:
+    """Times in milliseconds, as :class:`~engine.contracts.events.RequestEvent` has them."""
+    times = {
+        "ttft_ms": event.ttft_ms,
+        "e2e_ms": event.e2e_ms,
+        "receive_ms": event.receive_ms + event.route_ms,
+        "tokenize_ms": event.tokenize_ms,
+        "dispatch_ms": event.dispatch_ms,
+        "queue_ms": event.queue_ms,
+        "prefill_ms": event.prefill_ms,
+    }
+    counts = {
+        "cached_tokens": event.cached_tokens,
+        "drafted_tokens": event.drafted_tokens,
+        "accepted_tokens": event.accepted_tokens,
+        "draft_chains": event.draft_chains,
+    }
+    return {name: round(value, 3) for name, value in times.items()} | counts

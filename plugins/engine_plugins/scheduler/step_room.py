@@ -88,7 +88,8 @@ class StepRoom:
         """Of the rows placed so far that decode."""
         placed = [request for request, _ in self._placed.values() if request.decodes]
         context = sum(request.known + request.num_draft_tokens for request in placed)
-        return StepWork(len(placed), len(placed) + sum(r.num_draft_tokens for r in placed), context)
+        drafts = sum(request.num_draft_tokens for request in placed)
+        return StepWork(len(placed), len(placed) + drafts, context, num_drafts=drafts)
 
     def prefills(self) -> list[RequestView]:
         """Running requests with more than one token to compute, most important first."""

@@ -15,10 +15,11 @@ from engine_lab.plan import planning
 from engine_lab.plan.candidates import CANDIDATES, LAYOUTS, Candidate, combined
 from engine_lab.plan.cost import estimate_of, estimated
 from engine_lab.plan.device import GPU, facts_of, listed
-from engine_lab.plan.live import Scored, alarms, baseline_file, observed, read_baseline, scores
-from engine_lab.plan.main import question_of
+from engine_lab.plan.live import Observed, Scored, alarms, baseline_file, observed, read_baseline, scores
+from engine_lab.plan.main import live_question, question_of
 from engine_lab.plan.planning import Planner
 from engine_lab.plan.report import show
+from engine_lab.plan.served import otherwise, requests_of
 from engine_lab.plan.workload import parse_workload
 from engine_lab.shared.estimates.devices import SHEETS, device, sheet
 from engine_lab.shared.estimates.errors import EstimateError
@@ -146,19 +147,21 @@ def test_47_users_are_not_those_of_70b_fp8_on_one_h100(llama_70b):
     the 47 even if all share a prefix of 4,000 tokens."""
     found = sized(llama_70b, "H100", "model.max_len=8192", "quantizer=fp8")
     assert 3.5 * GIB < found.ledger["KV pool"] < 4.5 * GIB and 11_000 < found.kv_tokens < 13_000
-    assert found.held(4300) == 2
-    assert 20 <= found.held(4350, 4000) < 47 / 2 + 1
-    assert 47 < sized(llama_70b, "H100", "model.max_len=8192", "quantizer=fp8", "kv_format=fp8").held(4350, 4000) < 60
+    assert found.by_memory(4300) == 2
+    assert 20 <= found.by_memory(4350, 4000) < 47 / 2 + 1
+    assert (
+        47 < sized(llama_70b, "H100", "model.max_len=8192", "quantizer=fp8", "kv_format=fp8").by_memory(4350, 4000) < 60
+    )
 
 
 def test_47_users_are_those_of_a_32b_model_in_int4(qwen_32b):
     """4 users in bfloat16 and 47 in 4 bits imply 65 to 66 GiB for weights and caches, and 1 GiB a user. Here
     memory.fraction says how much that is, and 8 bits of a head that was said to have 4 take a little."""
-    limits = ("model.max_len=4096", "scheduler.max_requests=64", "memory.fraction=0.85")
+    limits = ("model.max_len=4096", "memory.fraction=0.85")
     wide, narrow = (sized(qwen_32b, "H100", *limits, f"quantizer={name}") for name in ("none", "int4"))
     assert wide.kv_per_token * 4096 == GIB
     assert wide.weights == pytest.approx(61 * GIB, rel=0.02)
-    assert wide.held(4096) == pytest.approx(4, abs=2) and narrow.held(4096) == pytest.approx(47, abs=3)
+    assert wide.by_memory(4096) == pytest.approx(4, abs=2) and narrow.by_memory(4096) == pytest.approx(47, abs=3)
 
 
 def test_a_decode_step_takes_at_least_the_weights_over_the_bandwidth(llama_8b):
@@ -262,7 +265,7 @@ def shown(capsys, *words):
 
 def test_a_plan_says_where_each_figure_is_from(llama_8b, few_options, capsys):
     code, out, _ = shown(
-        capsys, "--device", "H100", "--model", llama_8b, "--json", "--requests", "60",
+        capsys, "--device", "H100", "--model", llama_8b, "--json", "--requests", "60", "--thorough",
         "--workload", "in=256,out=16,rate=2,shared_prefix=0.5", "--slo", "ttft=1s,itl=50ms",
     )  # fmt: skip
     page = json.loads(out)
@@ -293,6 +296,7 @@ def test_no_figure_of_a_plan_is_cut_at_80_columns(llama_8b, monkeypatch, capsys)
 
     monkeypatch.setattr(Planner, "answer", answered_once)
     words = ("--device", "H100", "--model", llama_8b, "--requests", "19", "--workload", "in=2560,out=160,rate=2")
+    words += ("--thorough",)
     code, out, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms")
     _, told, _ = shown(capsys, *words, "--slo", "ttft=1s,itl=50ms", "--json")
     assert code == 0 and "…" not in out and max(map(len, out.splitlines())) <= 80
@@ -303,14 +307,28 @@ def test_no_figure_of_a_plan_is_cut_at_80_columns(llama_8b, monkeypatch, capsys)
     assert out.count("P95 needs 20") == 1, "19 requests have none"
 
 
-def test_what_does_not_fit_says_what_would(llama_70b, few_options, capsys):
-    code, out, _ = shown(
-        capsys, "--device", "H100", "--model", llama_70b, "model.max_len=8192", "--requests", "8",
-        "--workload", "in=256,out=8,rate=1",
-    )  # fmt: skip
-    words = " ".join(out.split())
-    assert code == 1 and "does not fit" in words and "GiB are missing" in words
-    assert "it fits" in words and "parallelism.tp=2" in words
+def test_what_does_not_fit_says_what_would_and_what_computes_the_same_first(llama_70b, capsys):
+    load = ("--requests", "8", "--workload", "in=256,out=8,rate=1")
+    code, out, err = shown(capsys, "--device", "H100", "--model", llama_70b, "parallelism.tp=2", "--json", *load)
+    page = json.loads(out)
+    assert code == 1 and "GiB are missing" in page["why_not"] and "1 of " in err
+    fixes = {tuple(each["overrides"]): each for each in page["fixes"]}
+    ((first, *further), *_) = fixes
+    assert first.startswith("model.max_len=") and not further
+    assert all(each["fits"] and each["prediction"]["origin"] == "simulated" for each in fixes.values())
+    assert {("quantizer=fp8",), ("quantizer=int8",), ("quantizer=int4",), ("parallelism.tp=4",)} <= fixes.keys()
+    # A rank's part of the weights, not all of them.
+    narrow = sized(llama_70b, "H100", "parallelism.tp=2", "quantizer=int4").ledger["weights"]
+    told = next(line for line in page["why_not"].splitlines() if "quantizer=int4" in line)
+    assert float(told.split("about ")[1].split()[0]) * GIB == pytest.approx(narrow, rel=0.1)
+
+
+def test_a_format_that_fits_with_shorter_requests_alone_is_named_with_them(llama_70b, capsys):
+    load = ("--requests", "8", "--workload", "in=256,out=8,rate=1")
+    _, out, _ = shown(capsys, "--device", "H100", "--model", llama_70b, *load)
+    table = out.partition("what makes it fit")[2]
+    assert all(f"quantizer={name}" in table for name in ("fp8", "int8", "int4")) and "model.max_len=" in table
+    assert table.index("parallelism.tp=4") < table.index("quantizer=fp8")
 
 
 def test_a_measured_plan_is_answered_where_nothing_can_be_estimated(few_options, monkeypatch, calibration, capsys):
@@ -318,7 +336,10 @@ def test_a_measured_plan_is_answered_where_nothing_can_be_estimated(few_options,
         raise EstimateError("--device here: this GPU is not probed")
 
     monkeypatch.setattr(planning, "probed", unknown)
-    code, out, _ = shown(capsys, "--calibration", calibration, "--requests", "10", "--workload", "in=32,out=8,rate=5")
+    words = ("--calibration", calibration, "--requests", "10", "--workload", "in=32,out=8,rate=5")
+    code, out, _ = shown(capsys, *words)
+    assert code == 0 and "--thorough compares overrides" in " ".join(out.split())
+    code, out, _ = shown(capsys, *words, "--thorough")
     assert code == 0 and "no overrides are compared" in " ".join(out.split()) and "TTFT" in out
 
 
@@ -406,6 +427,40 @@ def test_another_plan_than_the_servers_is_not_scored(brief):
         scores(brief, plan, latency)
 
 
+def answered(ago_s, prompt=200, output=30):
+    """A request, as /engine/requests lists it."""
+    spans = {"receive": 0.5, "tokenize": 2.0, "route": 0.5, "dispatch": 0.2, "queue": 3.0, "prefill": 20.0}
+    return {
+        "prompt_tokens": prompt, "cached_tokens": 33, "output_tokens": output, "finish_reason": "stop",
+        "total_ms": 100.0, "ttft_ms": 28.0, "spans": spans, "ended_s_ago": ago_s,
+    }  # fmt: skip
+
+
+def test_the_plan_and_the_load_are_the_servers_unless_they_are_given(brief, calibration):
+    from engine.cli.command import parser_of
+    from engine_lab.plan.command import COMMAND
+
+    requests = requests_of([answered(1.0), answered(3.0, prompt=100), answered(2.0, output=0)])
+    assert [(r.arrival_s, r.prompt_tokens) for r in requests] == [(0.0, 100), (pytest.approx(2.0), 200)]
+    assert requests[0].measured.deliver_ms == pytest.approx(1.8) and requests[0].block_hashes[:2] == (0, 1)
+    served = msgspec.json.decode(replace(brief.sizing.plan, max_len=512).to_json())
+    seen = Observed({"id": "default", "plan": served, "engine": {}}, {}, requests)
+    for words, is_served in (([], True), (["--workload", "in=32,out=8,rate=5"], False)):
+        flags = parser_of("plan", COMMAND).parse_args(["--calibration", calibration, "--live", "http://x", *words])
+        question = live_question(question_of(flags, []), flags, seen)
+        assert (question.trace == tuple(requests)) is question.load_is_served is is_served
+        assert Planner(question).brief().sizing.plan.max_len == 512
+        assert live_question(question_of(flags, ["seed=1"]), flags, seen).served is None
+
+
+def test_another_load_than_the_one_assumed_is_named():
+    assumed = parse_workload("in=200,out=30,rate=2").requests(50)
+    served = requests_of([answered(50 - i / 2) for i in range(50)])
+    assert otherwise(assumed, served) == "" == otherwise(assumed, served[:1])
+    told = otherwise(assumed, requests_of([answered(50 - i / 8, prompt=900) for i in range(50)]))
+    assert "8.0 requests/s instead of" in told and "900.0 prompt tokens instead of 200.0" in told
+
+
 def test_a_baseline_is_of_a_running_server(capsys):
     assert main(["plan", "--baseline", "FILE"]) == 2
     assert "--baseline FILE: it is for --live URL" in capsys.readouterr().err
@@ -448,10 +503,10 @@ def test_a_server_that_is_not_ready_is_named(brief, monkeypatch):
 
 
 def test_one_engine_of_several_is_observed_and_the_others_are_named(served_by_two, capsys):
-    plan, latency = asyncio.run(observed(served_by_two.url, None, "b"))
-    assert (plan["id"], latency["engine"]) == ("b", "b")
+    seen = asyncio.run(observed(served_by_two.url, None, "b"))
+    assert (seen.plan["id"], seen.latency["engine"]) == ("b", "b")
     assert "b is one of 2 engines; --engine chooses another: a" in capsys.readouterr().err
-    assert asyncio.run(observed(served_by_two.url, None))[0]["id"] == "a"
+    assert asyncio.run(observed(served_by_two.url, None)).plan["id"] == "a"
 
 
 def test_an_engine_is_chosen_of_a_running_server(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from engine.loop.step_cost import StepCostModel
 from engine.startup.calibration import calibration as calibration_of_plan
 from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, write_calibration
 from engine_lab.shared.sizing import size_plan
+from engine_lab.simulate.assumptions import steps_of
 
 SLOW = StepCost(10.0, 0.05, 100)
 
@@ -159,9 +161,47 @@ def test_what_the_engine_has_kept_of_this_plan_is_the_default(
     assert len(both["sets"]) == len(both["calibration"]["measured_on"]) == 2
     assert main(["simulate", trace, "--compare", "scheduler.max_requests=2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "measured, as given: bundled on" in shown and "measured, scheduler.max_requests=2: bundled on" in shown
-    assert main(["simulate", trace, "--compare", "quantizer=int8"]) == 2  # its steps take another time
-    assert "(engine serve quantizer=int8; it keeps" in capsys.readouterr().err
+    assert "measured: steps: 300 steps of at most 1 rows and 300 tokens (bundled on" in shown
+    assert "unknown: api: receiving, tokenizing" in shown and "TTFT: api, mean (ms) │ unknown" in shown
+    # steps of another quantizer take another time
+    assert main(["simulate", trace, "--compare", "quantizer=int8", "--compare", "scheduler.max_requests=2"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not simulated: quantizer=int8: nothing was measured" in shown and "max_requests=2, against the" in shown
+
+
+def test_what_a_trace_measured_is_taken_and_stands_beside_what_is_simulated(
+    tmp_path: Path, calibration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"ttft_ms": 40.0, "e2e_ms": 400.0, "receive_ms": 3.0, "tokenize_ms": 2.0, "dispatch_ms": 0.5}
+    measured |= {"drafted_tokens": 60, "accepted_tokens": 10, "draft_chains": 20}
+    head = {"format": "engine.trace.v1", "started": 1.0, "block_tokens": 16}
+    lines = [
+        {"arrival_s": i / 4, "prompt_tokens": 200, "output_tokens": 30, "block_hashes": [], "measured": measured}
+        for i in range(12)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, (head, *lines))))
+    words = (str(path), "--calibration", calibration, "drafter=ngram")
+    result = json.loads(simulated(capsys, *words))
+    assert result["measured"]["ttft_ms"]["p50"] == 40.0 and result["measured"]["drafts"]["drafted"] == 720
+    assert result["sets"][0]["ttft_parts_ms"]["api"] == pytest.approx(5.5)
+    origins = {each["name"]: each["origin"] for each in result["assumptions"][0]}
+    assert origins["acceptance"] == origins["api"] == "measured" and origins["drafter=ngram"] == "unknown"
+    assert main(["simulate", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "measured in the trace" in shown and "simulated as given against measured: TTFT mean" in shown
+    assert "34% of drafts whose predecessors were accepted" in shown
+    other_load = json.loads(simulated(capsys, *words, "--rate", "2", "--acceptance", "0.9"))
+    assert other_load["measured"] is None
+    assert {each["name"]: each["origin"] for each in other_load["assumptions"][0]}["acceptance"] == "given"
+
+
+def test_whether_steps_with_drafts_were_measured_is_said() -> None:
+    seen = replace(SLOW, largest=StepWork(4, 28, 900, 0, 24), per_draft_ms=0.2)
+    for cost, origin in ((SLOW, "assumed"), (seen, "measured")):
+        told = {each.name: each.origin for each in steps_of(Calibration(SCHEMA, cost), drafting=True)}
+        assert told["steps with drafts"] == origin
+    assert "steps with drafts" not in {each.name for each in steps_of(Calibration(SCHEMA, seen), drafting=False)}
 
 
 def test_a_chance_beyond_certainty_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,7 @@ def test_equal_beginnings_have_equal_hashes(tmp_path: Path) -> None:
     a, b = read_trace(tmp_path / "t")
     assert (a.prompt_tokens, a.output_tokens, a.block_tokens) == (2 * SIZE + 20, 3, SIZE)
     assert a.block_hashes[:2] == b.block_hashes[:2] and a.block_hashes[2] != b.block_hashes[2]
+    assert a.measured is not None and a.measured.e2e_ms > 0.0
 
 
 def test_a_line_says_which_of_several_engines_served_the_request(tmp_path: Path) -> None:
@@ -87,10 +88,11 @@ def test_another_run_of_the_server_has_another_salt(tmp_path: Path) -> None:
     assert not {*a.block_hashes} & {*b.block_hashes}
 
 
-def test_lines_hold_lengths_and_hashes_alone(tmp_path: Path) -> None:
+def test_lines_hold_numbers_and_hashes_alone(tmp_path: Path) -> None:
     export(tmp_path / "t", transcript("a", 20))
     line = json.loads((tmp_path / "t").read_text().splitlines()[1])
-    assert line.keys() == {"arrival_s", "prompt_tokens", "output_tokens", "block_hashes"}
+    assert line.keys() == {"arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "measured"}
+    assert all(isinstance(value, int | float) for value in line["measured"].values())
     assert min(line["block_hashes"]) > 1 << 32
 
 

@@ -79,7 +79,7 @@ async def _found(state: ServerState, name: str) -> Sequence[Waterfall]:
 
 def _brief(waterfall: Waterfall) -> dict[str, object]:
     spans = {span.name: round(span.ms, 3) for span in waterfall.spans}
-    ago_s = round(time.monotonic() - waterfall.request.at_s, 1)
+    ago_s = round(time.monotonic() - waterfall.request.at_s, 3)
     return waterfall.plain() | {"spans": spans, "ended_s_ago": ago_s}
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.contracts.ops.work import Widths
+from engine.models.work import held_bytes
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
@@ -20,9 +22,17 @@ MOST_FRACTION = 0.95
 """The rest is for fragmentation and for what other processes do meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Overrides that should make it fit."""
+
+    overrides: tuple[str, ...]
+    effect: str
+
+
 def refusal(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> str:
-    """The message, of one screen. A hint that would not be enough is left out."""
-    hints = [f"  {override:<26}  {effect}" for override, effect in _hints(plan, bound, estimate, budget)]
+    """The message, of one screen."""
+    hints = [f"  {' '.join(each.overrides):<26}  {each.effect}" for each in suggestions(plan, bound, estimate, budget)]
     no_hint = (
         f"No memory.fraction up to {MOST_FRACTION:g}, smaller {_length_key(plan)} or quantizer of fewer bits is enough"
         f" alone: without the KV pool it takes {size(estimate.fixed)}. Combine them, or use a smaller model."
@@ -65,45 +75,47 @@ def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, 
     )
 
 
-def _hints(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> Iterator[tuple[str, str]]:
-    """Overrides and what they do, from the smallest loss to the user to the largest."""
+def suggestions(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> Iterator[Suggestion]:
+    """What would be enough alone, from the smallest loss to the user to the largest: what computes the same first."""
     # One byte more than needed: a fraction of the free memory is rounded down.
     share = math.ceil((estimate.smallest + 1) * 100 / max(1, budget.free)) / 100
     if share <= MOST_FRACTION:
-        yield f"memory.fraction={share:g}", f"leaves {1 - share:.0%} of the free memory to other processes"
+        yield Suggestion(
+            (f"memory.fraction={share:g}",), f"leaves {1 - share:.0%} of the free memory to other processes"
+        )
     key, now = _length_key(plan), plan.settings.memory.kv_tokens or plan.max_len
     if tokens := _tokens_within(estimate, budget.usable):
-        yield f"{key}={tokens}", f"instead of {now}: the KV pool shrinks with it"
+        yield Suggestion((f"{key}={tokens}",), f"instead of {now}: the KV pool shrinks with it")
     if rows := _rows_within(estimate, budget.usable):
-        yield f"scheduler.max_requests={rows}", "recurrent layers keep a state for each row"
-    quantizer = _quantizer_hint(plan, bound, estimate, budget)
-    if quantizer is not None:
-        yield quantizer
+        yield Suggestion((f"scheduler.max_requests={rows}",), "recurrent layers keep a state for each row")
+    yield from _quantizers(plan, bound, estimate, budget)
 
 
-def _quantizer_hint(
-    plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget
-) -> tuple[str, str] | None:
-    """The installed quantizer of most bits that is enough; else of fewest, with the length that fits then and
-    not without it."""
+def _quantizers(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> Iterator[Suggestion]:
+    """Every installed quantizer that is enough, of most bits first; if none is and no length alone, each with the
+    length that fits then."""
     from engine.assembly.discovery import discover  # an engine that fits does without
 
     if plan.model.quantization is not None:
-        return None
+        return
     dtype = getattr(torch, plan.dtype)
     now = plan.quantizer.weight_bits or 8 * dtype.itemsize
     offers = discover(plan.settings.plugins).of_slot("quantizer")
     narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]
-    hint = None
-    for bits, name in sorted(narrower, key=lambda offer: -offer[0]):
-        taken = quantized_bytes(bound.graph, dtype, bits)
+    # Of a rank's weights as of all: what a rank has is a part of every layer, or of the layers.
+    whole = held_bytes(bound.graph, Widths(now, now, now, values=8.0 * dtype.itemsize))
+    alone, shortened = [], []
+    for bits, name in sorted(narrower, key=lambda offer: (-offer[0], offer[1])):
+        taken = int(estimate.weights * quantized_bytes(bound.graph, dtype, bits) / whole)
         usable = budget.usable + estimate.weights - taken
         effect = f"weights take about {size(taken)} instead of {size(estimate.weights)}: less exact"
         if estimate.smallest <= usable:
-            return f"quantizer={name}", effect
-        if (tokens := _tokens_within(estimate, usable)) and not _tokens_within(estimate, budget.usable):
-            hint = f"quantizer={name} {_length_key(plan)}={tokens}", effect
-    return hint
+            alone.append(Suggestion((f"quantizer={name}",), effect))
+        elif tokens := _tokens_within(estimate, usable):
+            shortened.append(Suggestion((f"quantizer={name}", f"{_length_key(plan)}={tokens}"), effect))
+    yield from alone
+    if not alone and not _tokens_within(estimate, budget.usable):
+        yield from shortened
 
 
 def _length_key(plan: EnginePlan) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import DraftCost, StepCost
 from engine.loop.step_errors import StepCostReport
 from engine_lab.shared.simulation.spec import Overheads
 
@@ -22,11 +22,12 @@ class CalibrationError(ValueError):
 class Calibration:
     schema: str
     step_cost: StepCost
-    overheads: Overheads = field(default_factory=Overheads)
+    overheads: Overheads | None = None
+    """``None``: not known."""
     num_blocks: int | None = None
     """KV blocks that the engine had."""
-    ms_per_draft: float = 0.0
-    """See :class:`~engine_lab.shared.simulation.spec.Drafts`."""
+    drafts: DraftCost | None = None
+    """``None``: nothing was drafted."""
     measured_on: str = ""
     """Model and device, in words."""
 
@@ -45,7 +46,9 @@ def read_calibration(path: Path) -> Calibration:
         data = path.read_bytes()
         if "state" in msgspec.json.decode(data, type=dict[str, msgspec.Raw]):
             kept = msgspec.json.decode(data, type=_Kept)
-            return Calibration(SCHEMA, kept.state.cost, measured_on=kept.state.told_with(kept.key))
+            return Calibration(
+                SCHEMA, kept.state.cost, drafts=kept.state.drafts, measured_on=kept.state.told_with(kept.key)
+            )
         found = msgspec.json.decode(data, type=Calibration)
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror}") from error

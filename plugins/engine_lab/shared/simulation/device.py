@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.step.plan import RecordMove, RowResult, StepPlan, StepResult, StepRow
 from engine_lab.shared.simulation.clock import VirtualClock
+from engine_lab.shared.simulation.drafters import chance
 from engine_lab.shared.simulation.spec import Drafts
-
-_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -118,14 +117,15 @@ class SimulatedDevice:
         return tuple(results)
 
     def _work(self, plan: StepPlan) -> StepWork:
-        decode_context = prefill_context = tokens = 0
+        decode_context = prefill_context = tokens = drafts = 0
         for row in plan.rows:
             tokens += row.num_queries
+            drafts += row.num_drafts
             if row.num_tokens == 1 and row.samples and row.max_start >= self._rows[row.row_id].prompt_len:
                 decode_context += row.max_end
             else:
                 prefill_context += row.num_tokens * row.max_start + row.num_tokens * (row.num_tokens + 1) // 2
-        return StepWork(len(plan.rows), tokens, decode_context, prefill_context)
+        return StepWork(len(plan.rows), tokens, decode_context, prefill_context, drafts)
 
     def _run(self, row: StepRow) -> RowResult:
         state = self._rows[row.row_id]
@@ -133,26 +133,27 @@ class SimulatedDevice:
         if not row.samples:
             return RowResult()
         accepted = 0
-        while accepted < row.num_drafts and self._accepts(state.request, state.computed + accepted):
+        while accepted < row.num_drafts and self._accepts(state.request, state.computed + accepted, accepted):
             accepted += 1
         tokens = state.upcoming(accepted + 1)
         state.computed += accepted
         return RowResult(tokens, accepted)
 
-    def _accepts(self, request: int, position: int) -> bool:
-        """By chance, but the same for a request's token whatever else is in the step (SplitMix64)."""
-        z = ((self._seed << 32) + request) * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 & _MASK
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    def _accepts(self, request: int, token: int, position: int) -> bool:
+        """``position``: in its chain."""
         assert self._drafts is not None
-        return (z >> 11) < self._drafts.acceptance * (1 << 53)
+        return chance(self._seed, request, token) < self._drafts.acceptance(request, position)
 
     def _draft_ms(self, plan: StepPlan) -> float:
         if self._drafts is None:
             return 0.0
-        on_device = self._drafts.placement == "device"
-        longest = max((row.wants_drafts if on_device else row.num_drafts) for row in plan.rows)
-        return self._drafts.ms_per_draft * longest
+        if self._drafts.placement == "host":
+            asked = [row.num_drafts for row in plan.rows]
+            return self._drafts.cost.ms(0, max(asked), sum(asked)) if any(asked) else 0.0
+        if not plan.syncs_drafter:
+            return 0.0
+        wanted = [row.wants_drafts for row in plan.rows]
+        return self._drafts.cost.ms(plan.num_tokens, max(wanted), sum(wanted))
 
     def resume(self) -> None: ...
 

@@ -35,6 +35,8 @@ class KnownCost(StepCostModel):
 
     def observe(self, *step: object) -> None: ...
 
+    def observe_drafts(self, *drafts: object) -> None: ...
+
     def cost(self) -> StepCost:
         return self._known
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.assembly.plan import EnginePlan
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import DraftCost, StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,26 @@ class Overheads:
     """From a step's end until its tokens are ready for the client."""
 
 
+ASSUMED_ACCEPTANCE = 0.6
+"""Where nothing was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """What stands for a drafter. How many drafts are asked for is up to the real policy."""
 
     placement: Literal["host", "device"]
-    acceptance: float = 0.6
-    """Chance that a draft is accepted, given that those before it were."""
-    ms_per_draft: float = 0.0
-    """What proposing takes, for each draft of the longest chain of a step."""
+    cost: DraftCost = field(default_factory=DraftCost)
+    """What drafting takes, for how many requests there are drafts, and how many of these are accepted."""
+    per_request: Mapping[int, float] = field(default_factory=dict)
+    """Chance that a draft is accepted, given that those before it were, of requests by their place in the trace;
+    others: as ``cost`` has it."""
+
+    def acceptance(self, request: int, position: int) -> float:
+        """Of the draft at a position of a chain."""
+        known = self.cost.acceptance
+        usual = known[min(position, len(known) - 1)] if known else ASSUMED_ACCEPTANCE
+        return self.per_request.get(request, usual)
 
 
 COPY_RATES = {"cpu": 5e9}
@@ -73,4 +84,5 @@ def slower(cost: StepCost, factor: float) -> StepCost:
         per_row_ms=cost.per_row_ms * factor,
         per_decode_context_ms=cost.per_decode_context_ms * factor,
         per_prefill_context_ms=cost.per_prefill_context_ms * factor,
+        per_draft_ms=cost.per_draft_ms * factor,
     )

@@ -6,6 +6,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Of a request when it was served. Times in milliseconds, as :class:`~engine.contracts.events.RequestEvent` has
+    them; ``receive_ms``: routing included."""
+
+    ttft_ms: float
+    e2e_ms: float
+    receive_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    dispatch_ms: float = 0.0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_chains: int = 0
+
+    @property
+    def deliver_ms(self) -> float:
+        """From the first token in the engine until it was ready for the client."""
+        before = self.receive_ms + self.tokenize_ms + self.dispatch_ms + self.queue_ms + self.prefill_ms
+        return max(0.0, self.ttft_ms - before)
+
+
+@dataclass(frozen=True, slots=True)
 class TraceRequest:
     """Without text or token ids."""
 
@@ -27,3 +51,5 @@ class TraceRequest:
     """Of ``slo.classes``, if it is there."""
     priority: int = 0
     client: str = ""
+    measured: Measured | None = None
+    """``None``: the trace does not say."""

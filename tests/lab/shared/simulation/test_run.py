@@ -14,7 +14,7 @@ from tests.selection import few
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.router import Answer, ApiRequest, EngineView, Route, ToUrl
-from engine.contracts.step_cost import StepCost
+from engine.contracts.step_cost import DraftCost, StepCost
 from engine.service.load import Load
 from engine.testing.context import build_context
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
@@ -109,7 +109,7 @@ def test_the_simulator_needs_no_torch() -> None:
 
 
 def test_the_same_seed_accepts_the_same_drafts() -> None:
-    engine = spec("drafter.max_width=3", drafts=Drafts("device", acceptance=0.5))
+    engine = spec("drafter.max_width=3", drafts=Drafts("device", DraftCost(acceptance=(0.5,))))
     first, again, other = (simulate(mixed(1, 20), [engine], seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert [r.accepted for r in first.requests] != [r.accepted for r in other.requests]
@@ -117,7 +117,9 @@ def test_the_same_seed_accepts_the_same_drafts() -> None:
 
 @pytest.mark.parametrize("placement", ["host", "device"])
 def test_drafts_that_are_all_accepted_save_steps(placement: str) -> None:
-    engine = spec("drafter.adaptive=false", "drafter.max_width=3", drafts=Drafts(placement, acceptance=1.0))  # type: ignore[arg-type]
+    engine = spec(
+        "drafter.adaptive=false", "drafter.max_width=3", drafts=Drafts(placement, DraftCost(acceptance=(1.0,)))
+    )  # type: ignore[arg-type]
     outcome = simulate([TraceRequest(0.0, 10, 41)], [engine])
     assert outcome.requests[0].output_tokens == 41
     assert 11 <= outcome.steps[0].num_steps <= 14  # 4 tokens a step

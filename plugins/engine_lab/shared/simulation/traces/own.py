@@ -7,8 +7,11 @@ time, and its hashes have a salt of their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from engine_lab.shared.simulation.trace import TraceRequest
+import msgspec
+
+from engine_lab.shared.simulation.trace import Measured, TraceRequest
 from engine_lab.shared.simulation.traces.lines import Line
 
 FORMAT = "engine.trace.v1"
@@ -31,4 +34,15 @@ def read_own(lines: Iterable[Line]) -> Iterator[TraceRequest]:
             line.hashes(record, "block_hashes"),
             block_tokens,
             request_id=str(record.get("request_id") or ""),
+            measured=_measured(line, record),
         )
+
+
+def _measured(line: Line, record: dict[str, Any]) -> Measured | None:
+    """``None``: an older version has written it."""
+    if record.get("measured") is None:
+        return None
+    try:
+        return msgspec.convert(record["measured"], Measured)
+    except msgspec.ValidationError as error:
+        line.fail(f"measured: {error}")
