@@ -50,7 +50,8 @@ def test_chunks_are_small_for_a_low_target_of_itl_as_well_as_for_a_small_budget(
     engine = msgspec.structs.replace(evidence.engine, settings=settings)
     found = diagnose(msgspec.structs.replace(evidence, engine=engine), RULES).findings
     assert found[0].rule.cause == "token_budget_too_small"
-    assert found[0].remedy.overrides == ("scheduler.itl_target_ms=0",)
+    assert found[0].remedy.overrides == ("scheduler.itl_target_ms=50",)
+    assert "ITL up to 50 ms" in found[0].remedy.pays
 
 
 def test_a_row_that_decodes_costs_its_own_and_a_token() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import machine_of
-from engine_lab.doctor.rule import Remedy, Rule
+from engine_lab.doctor.rule import MACHINE, Remedy, Rule
 
 
 def busy(engine: Engine, figures: Figures) -> Remedy | None:
@@ -28,5 +28,6 @@ RULES = (
         busy,
         {"steps": 1.0},
         comes_first=True,
+        where=MACHINE,
     ),
 )
