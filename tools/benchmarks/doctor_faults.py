@@ -36,7 +36,7 @@ others used: on such a machine rules that read step costs say nothing. Where the
 with them is put under the same load: they help if the finding's own metric falls by 5 % or more (one run on each side:
 noise is included), and the prediction is right if the ratio lies in its range. P95 of TTFT, ITL and E2E of each class
 of requests follow, before -> after; a class is harmed where one rose by more than a tenth (ITL: and above 50 ms), in
-the best of the runs after beside the worst before (``--runs``). An override that the doctor called a trade is marked so.
+the best of the runs after beside the worst before (``--runs``). Overrides that the doctor calls a trade are marked so.
 Evidence is kept in DIR, a file for each run.
 """
 
@@ -297,7 +297,7 @@ async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Faul
     async with reached(own, session, fault.proxy) as url, sending(url, fault.loads), neighbours(fault.neighbours):
         engine = LiveEngine(session, url)
         found = await record(engine, fault.window, probe=lambda: probe(session, url, None))
-    ended = [each for each in await metrics_of(engine) if each.name == REQUESTS.name]
+    ended = [each for each in await metrics_of(LiveEngine(session, own)) if each.name == REQUESTS.name]
     if failed := sum(each.value for each in ended if each.labels["finish_reason"] == "error"):
         raise SystemExit(f"{fault.name}: {failed:g} sequences ended with an error")
     return found

@@ -20,7 +20,7 @@ ALL, SHORT, LONG = "all", "short", "long"
 LABELS = {"ttft_ms": "TTFT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class Recorded(msgspec.Struct, frozen=True, array_like=True):
     """A request that ended while the engine was watched: enough to send one like it, and what it got."""
 
     at_s: float
@@ -42,10 +42,10 @@ P95s = dict[str, dict[str, float]]
 """By class and by key of :data:`LABELS`; ITL of those with two tokens."""
 
 
-def long_from(prompts: Sequence[int]) -> float:
+def long_from(prompts: Sequence[float]) -> float:
     """Tokens from which on a prompt is a long one; infinite where all are about as long."""
     ordered = sorted(prompts)
-    low, high = max(1, ordered[len(ordered) // 10]), ordered[-1]
+    low, high = max(1.0, ordered[len(ordered) // 10]), ordered[-1]
     return math.sqrt(low * high) if high >= APART * low else math.inf
 
 

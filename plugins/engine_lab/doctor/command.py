@@ -14,7 +14,7 @@ LEAST_PAIRS = 6
 URL = "http://127.0.0.1:8000"
 NOTES = """\
 A finding is what three windows agree on; what only some of them show is named as an abstention. Where few requests end
-in a window, it goes on, up to four times as long.
+in a window, it goes on, up to a minute.
 --rules MODULE:NAME adds rules of your own: a sequence of engine_lab.doctor.rule.Rule.
 Exit status: 0 diagnosed, with findings or without, 1 the engine cannot be read, 2 wrong usage."""
 

@@ -22,8 +22,8 @@ LOOKS = 25
 MOST_REQUESTS, MOST_DETAILS = 1000, 24
 ENOUGH = 8
 """Requests that a window should see the end of."""
-LONGEST = 4
-"""Times that a window is extended to at most, as long as anybody is served."""
+LONGEST_S = 60.0
+"""A window is not extended beyond, nor where nobody is served."""
 Probe = Callable[[], Awaitable["Probed"]]
 
 
@@ -43,8 +43,8 @@ async def nothing() -> Probed:
 async def record(
     engine: EngineReader, window_s: float, say: Callable[[str], None] = lambda text: None, probe: Probe = nothing
 ) -> Evidence:
-    """Takes :data:`WINDOWS` times ``window_s``, and up to :data:`LONGEST` times as much where few requests end. Raises
-    ``ValueError``."""
+    """Takes :data:`WINDOWS` times ``window_s``, and longer ones where few requests end, up to :data:`LONGEST_S` each.
+    Raises ``ValueError``."""
     plan = await plan_of(engine)
     try:
         facts = engine_of(plan)
@@ -66,14 +66,16 @@ async def record(
 
 async def _enough(engine: EngineReader, before: Series, window_s: float, say: Callable[[str], None]) -> None:
     """Until :data:`ENOUGH` requests have ended: a slow engine needs longer windows."""
-    for times in range(1, LONGEST + 1):
+    began_s = time.monotonic()
+    while True:
         await asyncio.sleep(window_s)
         ended = _ended(series_of(await metrics_of(engine))) - _ended(before)
         stats = await engine.json("/engine/stats") or {}
         running = stats.get("running", 0) + stats.get("waiting", 0)
-        if ended >= ENOUGH or not (ended or running):
+        seconds = time.monotonic() - began_s
+        if ended >= ENOUGH or not (ended or running) or seconds + window_s > LONGEST_S:
             return
-        say(f"{ended:g} requests have ended in {times * window_s:g} s, {running} run: a longer window")
+        say(f"{ended:g} requests have ended in {seconds:.0f} s, {running} run or wait: a longer window")
 
 
 def _ended(series: Series) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import aiohttp
 from msgspec.structs import replace
@@ -57,37 +56,33 @@ def part_of(requests: Sequence[Recorded], most: int) -> list[Recorded]:
     return [replace(each, at_s=each.at_s - ordered[0].at_s) for each in ordered]
 
 
-@dataclass(slots=True)
 class Replay:
     """Sends requests like the recorded ones. Outputs have the recorded length, whatever the model would say."""
 
-    session: aiohttp.ClientSession
-    seed: int
-    model: str = ""
-    chars_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._text = random_text(self.seed)
+    def __init__(self, session: aiohttp.ClientSession, seed: int) -> None:
+        self._session, self._seed = session, seed
+        self._text = random_text(seed)
+        self._model, self._chars_per_token = "", 1.0
 
     async def send(self, url: str, requests: Sequence[Recorded], salt: str, seed: int) -> list[RequestRecord]:
         """``salt`` and ``seed`` keep prompts out of other runs' prefix cache. Raises
         :class:`~engine_lab.bench.probe.ProbeError` if the server lists no model."""
-        if not self.model:
-            self.model = await find_model(self.session, url, None)
-            sample = Target(url, self.model, "completions")
-            found = await calibrate(self.session, sample, self._text[:SAMPLE_CHARS], None)
-            self.chars_per_token = found.chars_per_token
+        if not self._model:
+            self._model = await find_model(self._session, url, None)
+            sample = Target(url, self._model, "completions")
+            found = await calibrate(self._session, sample, self._text[:SAMPLE_CHARS], None)
+            self._chars_per_token = found.chars_per_token
         senders = {
             stream: HttpSender(
-                self.session,
-                Target(url, self.model, "completions", ignore_eos=True, stream=stream, cache_salt=salt),
+                self._session,
+                Target(url, self._model, "completions", ignore_eos=True, stream=stream, cache_salt=salt),
                 time.perf_counter,
             )
             for stream in (True, False)
         }
 
-        async def send(request: BenchRequest, due_s: float) -> RequestRecord:
-            return await senders[requests[request.index].stream](request, due_s)
+        async def send(request: BenchRequest, scheduled_s: float) -> RequestRecord:
+            return await senders[requests[request.index].stream](request, scheduled_s)
 
         return await open_loop(
             send,
@@ -100,7 +95,7 @@ class Replay:
 
     def prompts(self, requests: Sequence[Recorded], seed: int) -> list[BenchRequest]:
         """They begin alike for as many tokens as were cached."""
-        rng, chars = random.Random(f"{self.seed}/{seed}"), self.chars_per_token
+        rng, chars = random.Random(f"{self._seed}/{seed}"), self._chars_per_token
         head = self._passage(rng, max(each.prompt_tokens for each in requests))
         made = []
         for number, each in enumerate(requests):
@@ -111,4 +106,4 @@ class Replay:
 
     def _passage(self, rng: random.Random, tokens: int) -> str:
         start = rng.randrange(len(self._text) // 2)
-        return self._text[start : start + round(self.chars_per_token * max(LEAST_PROMPT, tokens))]
+        return self._text[start : start + round(self._chars_per_token * max(LEAST_PROMPT, tokens))]

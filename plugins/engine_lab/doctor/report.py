@@ -47,7 +47,7 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
                 "metric": finding.rule.metric,
                 "before": finding.metric,
                 "predicted_ratio": [finding.remedy.low, finding.remedy.high],
-                "predicts": finding.predicts,
+                "predicts": finding.predicts + (f"; paid by {finding.remedy.pays}" if finding.remedy.pays else ""),
                 "saved_ms": finding.saved_ms,
                 "falsifier": finding.falsifier,
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_lab.doctor.classes import WORSE
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import STEP_COST, decode_row_ms, machine_of
 from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
@@ -10,8 +11,8 @@ BRANCH = "ITL"
 ENOUGH = {"steps": 20.0, "itl_count": 50.0}
 """Tokens, not requests that ended: those of a slow engine have not, yet."""
 CHUNK_COST = (*STEP_COST, "cost.per_prefill_context_ms")
-TARGET_MS = 50.0
-"""ITL of class ``chat``."""
+TARGET_MS, MOST_TARGET_MS = 50.0, 100.0
+"""ITL of class ``chat``, and what a slow machine may have."""
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 
@@ -31,18 +32,22 @@ def is_one_long(figures: Figures) -> bool:
 
 
 def shorter_steps(engine: Engine, figures: Figures, advice: str, change: str = "") -> Remedy:
-    """With a target for ITL, so that chunks are as long as this machine computes in it. A target of twelve steps' fixed
-    cost makes the prompts themselves wait a tenth longer at most; where there is a target, or none would help, the
-    advice is all there is."""
-    fixed = figures.get("itl_p10_ms", figures["itl_p50_ms"])
-    target = max(TARGET_MS, 10.0 * round(1.2 * fixed))
+    """With a target for ITL, so that chunks are as long as this machine computes in it. Each chunk pays a decode step
+    on top: with a target of twelve of them the prompts themselves wait a tenth longer. Where there is a target, or none
+    would help, the advice is all there is."""
+    fixed = figures["itl_p50_ms"]
+    target = min(MOST_TARGET_MS, max(TARGET_MS, 10.0 * round(1.2 * fixed)))
     stall = figures["itl_p999_ms"]
     if engine.settings.get("scheduler.itl_target_ms") or stall < 1.5 * target:
         return Remedy(0.05, 0.8, (), advice, change=change)
     chunked = () if engine.slots.get("scheduler") == "chunked_prefill" else ("scheduler=chunked_prefill",)
     words = (*chunked, f"scheduler.itl_target_ms={target:g}")
-    pays = f"who sends long prompts: TTFT up to x {1.0 + fixed / (target - fixed):.2f}"
-    return Remedy(min(0.5, 0.4 * target / stall), min(0.8, 3.0 * target / stall), words, advice, pays, change=change)
+    longer = target / max(1e-9, target - fixed)
+    if longer > 2.0:
+        return Remedy(0.05, 0.8, (), advice, change=change)
+    pays = f"who sends long prompts: TTFT up to x {longer:.2f}"
+    low, high = min(0.5, 0.4 * target / stall), min(0.8, 3.0 * target / stall)
+    return Remedy(low, high, words, advice, pays, longer > WORSE, change)
 
 
 def budget_too_large(engine: Engine, figures: Figures) -> Remedy | None:
@@ -61,7 +66,7 @@ def long_prompt(engine: Engine, figures: Figures) -> Remedy | None:
     beside = figures["beside_max"] >= max(256.0, 2.0 * figures["short_prompt"])
     if (
         not beside
-        or figures["long_share"] > 0.5
+        or figures["long_share"] > 0.8
         or figures["long_computed"] < max(384.0, 4.0 * figures["short_prompt"])
     ):
         return None
@@ -96,7 +101,9 @@ def drafter(engine: Engine, figures: Figures) -> Remedy | None:
     accepted = figures["accepted"] / figures["steps"]
     plain = figures["cost.base_ms"] + rows * decode_row_ms(figures)
     drafted = plain + figures["draft_ms"] + drafts * figures["cost.per_token_ms"]
-    ratio = plain * (rows + accepted) / rows / drafted
+    tokens = (rows + accepted) / rows
+    of_drafts = min(1.0, drafted / tokens / figures["itl_mean_ms"])  # of ITL; the rest are others' prompts
+    ratio = 1.0 - of_drafts * (1.0 - plain * tokens / drafted)
     return Remedy(0.7 * ratio, min(0.97, 1.15 * ratio), ("drafter=none",)) if ratio <= 0.85 else None
 
 

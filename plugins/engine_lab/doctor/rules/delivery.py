@@ -26,7 +26,7 @@ def slow_client(engine: Engine, figures: Figures) -> Remedy | None:
     """What the server waits for, or, of answers that fit into the system's buffers, what lies there unread."""
     unread = figures.get("unread_ms", 0.0)
     waits = figures["writing_ms"] >= max(NOTICED_MS, 0.5 * figures["decode_ms"])
-    if not waits and unread < max(0.5 * NOTICED_MS, 0.3 * figures["decode_ms"]):
+    if not waits and unread < max(50.0, 0.05 * figures["decode_ms"]):
         return None
     advice = "The client (or a proxy before it) does not read as fast as tokens come: no setting of the engine helps."
     return Remedy(0.1, 0.8, (), advice)
