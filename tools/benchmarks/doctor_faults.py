@@ -21,6 +21,7 @@ FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fau
     every_s = 3.0
     read_bytes_per_s = 4000                 # a client that reads slowly, with little buffer
     leave_after_s = 0.5                     # a client that closes the connection
+    count_chars = 60000                     # asks /tokenize for the tokens of texts of this length instead
     body = { logprobs = true, top_logprobs = 20 }    # more fields of the request
 
 Further keys of a fault: ``neighbours = 2``, so many processes that compute beside the engine; ``proxy = true``, what
@@ -107,6 +108,7 @@ class Load:
     every_s: float = 0.0
     read_bytes_per_s: int = 0
     leave_after_s: float = 0.0
+    count_chars: int = 0
     body: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> BenchOptions:
@@ -149,6 +151,7 @@ class Sender:
             url, model, options.endpoint, temperature=options.temperature, ignore_eos=options.ignore_eos
         )
         self._rng = random.Random(options.seed)
+        self._text = Path(options.text_file).read_text() if options.text_file else random_text(options.seed)
         workload = Workload(
             options.prompt_tokens,
             options.output_tokens,
@@ -156,7 +159,7 @@ class Sender:
             chars,
             "run",
             options.seed,
-            Path(options.text_file).read_text() if options.text_file else random_text(options.seed),
+            self._text,
             options.prompt_ids,
         )
         self._requests = workload.requests()
@@ -183,10 +186,14 @@ class Sender:
                 await asyncio.sleep(0.05)  # refused
 
     async def _send(self) -> bool:
-        body = self._body(next(self._requests))
+        body, url = self._body(next(self._requests)), self._target.url
+        if self._load.count_chars:
+            start = self._rng.randrange(1000)
+            text = self._text[start : start + self._load.count_chars]
+            body, url = {"prompt": text}, f"{self._target.base_url}/tokenize"
         with contextlib.suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(self._load.leave_after_s or None):
-                async with self._session.post(self._target.url, json=body) as response:
+                async with self._session.post(url, json=body) as response:
                     async for piece in response.content.iter_chunked(SMALL_BUFFER):
                         if self._load.read_bytes_per_s:
                             await asyncio.sleep(len(piece) / self._load.read_bytes_per_s)
@@ -307,11 +314,9 @@ async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Faul
 class Outcome:
     fault: Fault
     diagnosis: Diagnosis
-    evidence: Evidence
-    remedied: float | None = None
-    """The first finding's metric with its overrides, divided by that without."""
-    before: tuple[P95s, ...] = ()
-    after: tuple[P95s, ...] = ()
+    before: tuple[Evidence, ...]
+    after: tuple[Evidence, ...] = ()
+    """With the overrides of the first finding."""
     refused: str = ""
 
     @property
@@ -329,20 +334,28 @@ class Outcome:
         return self.first is not None and self.first.remedy.is_trade
 
     @property
+    def ratio(self) -> float | None:
+        """Of the first finding's metric, with its overrides / without."""
+        if self.first is None:
+            return None
+        metric, sides = self.first.rule.metric, (self.before, self.after)
+        before, after = ([f[metric] for each in side for f in each.windows if metric in f] for side in sides)
+        return fmean(after) / fmean(before) if after else None
+
+    @property
+    def classes(self) -> tuple[P95s, P95s]:
+        """The worst of the runs without, the best of those with the overrides."""
+        sides = ([p95s(each.requests) for each in side] for side in (self.before, self.after))
+        return _each(max, next(sides)), _each(min, next(sides))
+
+    @property
     def harms(self) -> list[str]:
-        """What is worse in the best run after than in the worst before."""
-        if not self.before or not self.after:
-            return []
-        return list(harmed(_each(max, self.before), _each(min, self.after)))
+        return list(harmed(*self.classes))
 
     @property
     def machine(self) -> str:
-        known = [figures for figures in self.evidence.windows if "others_cpus" in figures]
-        if not known:
-            return "unknown"
-        others, waiting = (fmean(f.get(name, 0.0) for f in known) for name in ("others_cpus", "waiting_for_core"))
-        busy = " busy" if any(machine_of(figures).is_busy for figures in known) else ""
-        return f"others {others:.1f} CPUs, waited {waiting:.0%}{busy}"
+        """Without and with the overrides."""
+        return " -> ".join(", ".join(map(machine_in, side)) for side in (self.before, self.after) if side)
 
     @property
     def verdict(self) -> str:
@@ -355,7 +368,7 @@ class Outcome:
         return "hit" if named[0] in expected else "second" if set(named) & set(expected) else "miss"
 
     def row(self) -> tuple[str, ...]:
-        first, ratio = self.first, self.remedied
+        first, ratio = self.first, self.ratio
         helps, within = "-", "-"
         if ratio is not None and first is not None:
             helps = f"{'yes' if ratio <= HELPS else 'no'} ({ratio:.2f})"
@@ -368,14 +381,28 @@ class Outcome:
         words += " (a trade)" if first and words and first.remedy.is_trade else ""
         helps = "refused" if self.refused else helps
         expected = " or ".join(self.fault.expected) or "none"
-        before, after = (_each(max, self.before), _each(min, self.after)) if self.after else ({}, {})
+        before, after = self.classes
         classes = f"{in_words(before)} -> {in_words(after)}" if after else "-"
         harms = "; ".join(self.harms) or ("none" if after else "-")
         return self.fault.name, expected, named, self.verdict, words or "-", helps, within, classes, harms, self.machine
 
 
+def machine_in(found: Evidence) -> str:
+    """What it was like meanwhile."""
+    known = [figures for figures in found.windows if "others_cpus" in figures]
+    if not known:
+        return "unknown"
+    others, waiting = (
+        fmean(figures.get(name, 0.0) for figures in known) for name in ("others_cpus", "waiting_for_core")
+    )
+    busy = " busy" if any(machine_of(figures).is_busy for figures in known) else ""
+    return f"others {others:.1f} CPUs waited {waiting:.0%}{busy}"
+
+
 def _each(pick: Callable[[list[float]], float], runs: Sequence[P95s]) -> P95s:
     """Of several runs, for each class and figure that all have."""
+    if not runs:
+        return {}
     return {
         name: {key: pick([run[name][key] for run in runs]) for key in figures if all(key in run[name] for run in runs)}
         for name, figures in runs[0].items()
@@ -386,7 +413,7 @@ def _each(pick: Callable[[list[float]], float], runs: Sequence[P95s]) -> P95s:
 async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault, flags: Any, out: Path) -> Outcome:
     found = await examined(servers, session, fault, ())
     evidence.write(found, str(out / f"{fault.name.replace(' ', '_')}.json"))
-    result = Outcome(fault, diagnose(found, RULES), found)
+    result = Outcome(fault, diagnose(found, RULES), (found,))
     first = result.first
     if flags.no_remedy or first is None or not first.remedy.overrides:
         return result
@@ -397,11 +424,7 @@ async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault
             runs[is_after].append(await examined(servers, session, fault, changes))
     except Refused as error:
         return replace(result, refused=str(error))
-    before, after = ([f[first.rule.metric] for e in side for f in e.windows if first.rule.metric in f] for side in runs)
-    sides = (tuple(p95s(each.requests) for each in side) for side in runs)
-    return replace(
-        result, remedied=fmean(after) / fmean(before) if after else None, before=next(sides), after=next(sides)
-    )
+    return replace(result, before=tuple(runs[0]), after=tuple(runs[1]))
 
 
 async def main() -> None:

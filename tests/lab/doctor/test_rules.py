@@ -112,7 +112,7 @@ def test_costs_that_change_from_window_to_window_say_nothing_of_plugins() -> Non
     assert diagnose(evidence, RULES).findings == ()
 
 
-def test_drafts_that_are_thrown_away_are_named_unless_the_machine_is_busy() -> None:
+def test_drafts_that_are_thrown_away_are_named_on_a_busy_machine_only_if_nearly_all_are() -> None:
     figures = {
         "drafted": 900.0,
         "accepted": 90.0,
@@ -123,6 +123,7 @@ def test_drafts_that_are_thrown_away_are_named_unless_the_machine_is_busy() -> N
     (rule,) = [rule for rule in RULES if rule.cause == "drafts_not_accepted"]
     ngram = engine({"drafter": "ngram"})
     assert rule.look(ngram, figures) and not rule.look(ngram, figures | BUSY)
+    assert rule.look(ngram, figures | BUSY | {"drafted": 1600.0})
     assert not rule.look(ngram, figures | {"accepted": 400.0}) and not rule.look(ngram, figures | {"drafted": 120.0})
     some = rule.look(ngram, figures | {"drafts_well_share": 0.3})
     assert some and some.is_trade and "30% of requests" in some.pays

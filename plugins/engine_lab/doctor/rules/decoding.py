@@ -21,8 +21,6 @@ LONG = 1024
 """Tokens of a context from which on it may be called long."""
 
 
-FEW_ACCEPTED = 0.15
-"""Of drafts."""
 STALL_MS = 40.0
 """Between two tokens: shorter is no stall."""
 
@@ -77,12 +75,13 @@ def long_prompt(engine: Engine, figures: Figures) -> Remedy | None:
 
 
 def wasted_drafts(engine: Engine, figures: Figures) -> Remedy | None:
-    """By what is accepted: every token that is thrown away was computed. On a busy machine that says nothing of what it
-    cost."""
-    if engine.slots.get("drafter", "none") == "none" or figures["chains"] < 30 or machine_of(figures).is_busy:
+    """By what is accepted: each token that is thrown away was computed. On a busy machine only where as many are thrown
+    away as are answered, and hardly any is accepted."""
+    if engine.slots.get("drafter", "none") == "none" or figures["chains"] < 30:
         return None
-    wasted = figures["drafted"] - figures["accepted"]
-    if figures["accepted"] > FEW_ACCEPTED * figures["drafted"] or wasted < 0.15 * figures["itl_count"]:
+    accepted, wasted = figures["accepted"] / figures["chains"], figures["drafted"] - figures["accepted"]
+    most, least = (0.3, 1.0) if machine_of(figures).is_busy else (0.5, 0.15)
+    if accepted > most or wasted < least * figures["itl_count"]:
         return None
     if all(name in figures for name in STEP_COST) and drafter(engine, figures):
         return None  # which says more of what they cost

@@ -18,7 +18,7 @@ def tokenizer(engine: Engine, figures: Figures) -> Remedy | None:
     )
     if figures["tokenize_ms"] < 4.0 or share < 0.3:
         return None
-    advice = "Send token ids (/v1/completions takes a list), or shorter prompts: the model is quicker than the text."
+    advice = "Send token ids (/v1/completions takes a list), or shorter prompts; count tokens (/tokenize) elsewhere."
     return Remedy(max(0.05, 1.0 - share), 1.0 - 0.3 * share, (), advice)
 
 
