@@ -41,10 +41,14 @@ async def nothing() -> Probed:
 
 
 async def record(
-    engine: EngineReader, window_s: float, say: Callable[[str], None] = lambda text: None, probe: Probe = nothing
+    engine: EngineReader,
+    window_s: float,
+    say: Callable[[str], None] = lambda text: None,
+    probe: Probe = nothing,
+    longest_s: float = LONGEST_S,
 ) -> Evidence:
-    """Takes :data:`WINDOWS` times ``window_s``, and longer ones where few requests end, up to :data:`LONGEST_S` each.
-    Raises ``ValueError``."""
+    """Takes :data:`WINDOWS` times ``window_s``, and longer where few requests end, up to ``longest_s`` each. Raises
+    ``ValueError``."""
     plan = await plan_of(engine)
     try:
         facts = engine_of(plan)
@@ -55,7 +59,7 @@ async def record(
     before = began = await reading(engine)
     for number in range(WINDOWS):
         say(f"window {number + 1} of {WINDOWS}")
-        work = _enough(engine, before.series, window_s, say)
+        work = _enough(engine, before.series, window_s, longest_s, say)
         watched = await watch(engine, before, work, window_s / LOOKS, probe)
         before = watched.after
         windows.append(watched.figures)
@@ -64,7 +68,9 @@ async def record(
     return Evidence(facts, windows, taken=taken, requests=sorted(requests, key=lambda each: each.at_s))
 
 
-async def _enough(engine: EngineReader, before: Series, window_s: float, say: Callable[[str], None]) -> None:
+async def _enough(
+    engine: EngineReader, before: Series, window_s: float, longest_s: float, say: Callable[[str], None]
+) -> None:
     """Until :data:`ENOUGH` requests have ended: a slow engine needs longer windows."""
     began_s = time.monotonic()
     while True:
@@ -73,7 +79,7 @@ async def _enough(engine: EngineReader, before: Series, window_s: float, say: Ca
         stats = await engine.json("/engine/stats") or {}
         running = stats.get("running", 0) + stats.get("waiting", 0)
         seconds = time.monotonic() - began_s
-        if ended >= ENOUGH or not (ended or running) or seconds + window_s > LONGEST_S:
+        if ended >= ENOUGH or not (ended or running) or seconds + window_s > longest_s:
             return
         say(f"{ended:g} requests have ended in {seconds:.0f} s, {running} run or wait: a longer window")
 

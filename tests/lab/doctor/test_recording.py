@@ -40,7 +40,7 @@ def test_a_window_goes_on_until_enough_requests_have_ended(
 
     monkeypatch.setattr(recording.asyncio, "sleep", sleep)
     monkeypatch.setattr(recording.time, "monotonic", lambda: engine.now_s)
-    asyncio.run(recording._enough(engine, {}, 5.0, lambda text: None))
+    asyncio.run(recording._enough(engine, {}, 5.0, recording.LONGEST_S, lambda text: None))
     assert engine.now_s == seconds and (rate < 1.0 or rate * seconds >= ENOUGH)
 
 

@@ -15,12 +15,8 @@ TARGET_MS, MOST_TARGET_MS = 50.0, 100.0
 """ITL of class ``chat``, and what a slow machine may have."""
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
-
-
 LONG = 1024
 """Tokens of a context from which on it may be called long."""
-
-
 STALL_MS = 40.0
 """Between two tokens: shorter is no stall."""
 
@@ -61,12 +57,10 @@ def budget_too_large(engine: Engine, figures: Figures) -> Remedy | None:
 
 def long_prompt(engine: Engine, figures: Figures) -> Remedy | None:
     """By what requests decoded beside, and how long their slowest tokens took beside their quickest: no step cost."""
-    beside = figures["beside_max"] >= max(256.0, 2.0 * figures["short_prompt"])
-    if (
-        not beside
-        or figures["long_share"] > 0.8
-        or figures["long_computed"] < max(384.0, 4.0 * figures["short_prompt"])
-    ):
+    short = figures["short_prompt"]
+    if figures["long_share"] > 0.8 or figures["long_computed"] < max(384.0, 4.0 * short):
+        return None
+    if figures["beside_max"] < max(256.0, 2.0 * short):
         return None
     if figures["itl_p999_ms"] < max(STALL_MS, 4.0 * figures["itl_p10_ms"]) or figures["stalled_share"] < 0.1:
         return None
@@ -83,8 +77,6 @@ def wasted_drafts(engine: Engine, figures: Figures) -> Remedy | None:
     most, least = (0.3, 1.0) if machine_of(figures).is_busy else (0.5, 0.15)
     if accepted > most or wasted < least * figures["itl_count"]:
         return None
-    if all(name in figures for name in STEP_COST) and drafter(engine, figures):
-        return None  # which says more of what they cost
     pays = ""
     if figures["drafts_well_share"] >= 0.05:
         pays = f"{figures['drafts_well_share']:.0%} of requests, whose drafts are accepted: ITL as without a drafter"
