@@ -71,7 +71,7 @@ from engine_lab.bench.probe import calibrate, find_model
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
 from engine_lab.doctor import evidence
-from engine_lab.doctor.classes import P95s, harmed, p95s
+from engine_lab.doctor.classes import P95s, harmed, long_from, p95s
 from engine_lab.doctor.classes import words as in_words
 from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
@@ -345,7 +345,8 @@ class Outcome:
     @property
     def classes(self) -> tuple[P95s, P95s]:
         """The worst of the runs without, the best of those with the overrides."""
-        sides = ([p95s(each.requests) for each in side] for side in (self.before, self.after))
+        limit = long_from([each.prompt_tokens for each in self.before[0].requests] or [1])
+        sides = ([p95s(each.requests, limit) for each in side] for side in (self.before, self.after))
         return _each(max, next(sides)), _each(min, next(sides))
 
     @property

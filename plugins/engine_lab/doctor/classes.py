@@ -49,11 +49,11 @@ def long_from(prompts: Sequence[float]) -> float:
     return math.sqrt(low * high) if high >= APART * low else math.inf
 
 
-def by_class(requests: Sequence[Recorded]) -> dict[str, list[Recorded]]:
-    """Empty without requests."""
+def by_class(requests: Sequence[Recorded], limit: float | None = None) -> dict[str, list[Recorded]]:
+    """``limit``: tokens from which on a prompt is long; ``None``: as these requests are. Empty without requests."""
     if not requests:
         return {}
-    limit = long_from([each.prompt_tokens for each in requests])
+    limit = limit or long_from([each.prompt_tokens for each in requests])
     found: dict[str, list[Recorded]] = {}
     for each in requests:
         length = ALL if math.isinf(limit) else LONG if each.prompt_tokens >= limit else SHORT
@@ -61,10 +61,10 @@ def by_class(requests: Sequence[Recorded]) -> dict[str, list[Recorded]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def p95s(requests: Sequence[Recorded]) -> P95s:
-    """By nearest rank: of fewer than 20 it is the highest."""
+def p95s(requests: Sequence[Recorded], limit: float | None = None) -> P95s:
+    """By nearest rank: of fewer than 20 it is the highest. ``limit``: see :func:`by_class`."""
     found: P95s = {}
-    for name, some in by_class(requests).items():
+    for name, some in by_class(requests, limit).items():
         for key in LABELS:
             values = sorted(getattr(each, key) for each in some if key != "itl_ms" or each.output_tokens > 1)
             if values:

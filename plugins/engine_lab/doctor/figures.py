@@ -58,8 +58,6 @@ MEANING = {
     "long_share": "of requests, with a long prompt: several times as long as the short ones",
     "long_computed": "mean prompt tokens of the long ones that were not cached",
     "short_prompt": "mean prompt tokens of the others",
-    "short_ttft_p95_ms": "of the others; of fewer than 20 the highest",
-    "long_ttft_p95_ms": "of the long ones; of fewer than 20 the highest",
     "drafts_well_share": "of requests with drafts, had a draft token accepted in two verifications of three, or more",
     "stream_share": "of requests",
     "preempted_share": "of requests",
@@ -77,7 +75,6 @@ MEANING = {
     "itl_mean_ms": "per token",
     "itl_p10_ms": "per token",
     "itl_p50_ms": "per token",
-    "itl_p95_ms": "per token",
     "itl_p999_ms": "per token; of fewer than 1,000 nearly the longest",
     "itl_count": "tokens that ITL is of",
     "steps": "",
@@ -217,7 +214,7 @@ def _of_counters(seen: Seen) -> Figures:
         found["itl_mean_ms"] = gained(declared.ITL.sum) * 1e3 / found["itl_count"]
         bounds = [label for metric, label in seen.after if metric == declared.ITL.bucket]
         buckets = {float(label): gained(declared.ITL.bucket, label) for label in bounds}
-        for name, share in (("itl_p10_ms", 0.1), ("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p999_ms", 0.999)):
+        for name, share in (("itl_p10_ms", 0.1), ("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
             found[name] = quantile(share, buckets) * 1e3
     return found
 
@@ -263,8 +260,8 @@ def _of_requests(requests: Sequence[dict[str, Any]]) -> Figures:
     }
     drafted = [each["accepted_tokens"] >= each["draft_chains"] * 2 / 3 for each in requests if each["draft_chains"]]
     found["drafts_well_share"] = fmean(drafted) if drafted else 0.0
-    if (tail := describe([(ttft, 1) for ttft in ttfts])["p95"]) is not None:
-        found["ttft_p95_ms"] = tail
+    if (p95 := describe([(ttft, 1) for ttft in ttfts])["p95"]) is not None:
+        found["ttft_p95_ms"] = p95
     found |= {f"{name}_ms": fmean(each["spans"].get(name, 0.0) for each in requests) for name in SPANS}
     return found | dispersion([-each["ended_s_ago"] - each["total_ms"] / 1e3 for each in requests])
 
@@ -279,14 +276,7 @@ def _of_lengths(requests: Sequence[dict[str, Any]]) -> Figures:
         "long_share": len(long) / len(requests),
         "long_computed": fmean(each["prompt_tokens"] - each["cached_tokens"] for each in long),
         "short_prompt": fmean(column(short, "prompt_tokens")),
-        "short_ttft_p95_ms": p95(column(short, "ttft_ms")),
-        "long_ttft_p95_ms": p95(column(long, "ttft_ms")),
     }
-
-
-def p95(values: Sequence[float]) -> float:
-    """By nearest rank."""
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
 def dispersion(arrivals_s: Sequence[float]) -> Figures:

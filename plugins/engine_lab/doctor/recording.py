@@ -135,7 +135,7 @@ async def reading(engine: EngineReader) -> Reading:
 async def watch(
     engine: EngineReader, before: Reading, work: Awaitable[object], look_s: float, probe: Probe = nothing
 ) -> Watched:
-    """Figures from ``before`` until ``work`` ends, with a look at the queue every ``look_s`` seconds meanwhile, and the
+    """Figures from ``before`` until ``work`` ends, with a look at the queue every ``look_s`` seconds meanwhile; and the
     reading at the end. Raises ``ValueError``."""
     looks: list[Look] = []
     cost = None

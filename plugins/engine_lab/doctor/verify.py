@@ -12,7 +12,7 @@ import aiohttp
 
 from engine_lab.bench.probe import ProbeError, calibrate, find_model
 from engine_lab.bench.target import Target, open_session
-from engine_lab.doctor.classes import P95s, Recorded, harmed, p95s
+from engine_lab.doctor.classes import P95s, Recorded, harmed, long_from, p95s
 from engine_lab.doctor.diagnosis import Finding
 from engine_lab.doctor.evidence import Engine, Evidence, engine_of
 from engine_lab.doctor.recording import reading, watch
@@ -78,7 +78,8 @@ async def verify(
                         requests[side].extend(ended)
             finally:
                 await servers.close()
-    return Verified(paired_ratio(*values, options.level), *map(p95s, requests))
+    limit = long_from([each.prompt_tokens for each in requests[0]])
+    return Verified(paired_ratio(*values, options.level), *(p95s(each, limit) for each in requests))
 
 
 class Recording:

@@ -18,6 +18,7 @@ def test_long_prompts_are_those_far_from_the_short_ones() -> None:
     assert math.isinf(long_from([100, 150, 300])) and math.isinf(long_from([64]))
     assert list(by_class([request(60), request(1850)])) == ["short", "long"]
     assert list(by_class([request(60), request(90)])) == ["all"] and by_class([]) == {}
+    assert list(by_class([request(60), request(90)], 300.0)) == ["short"]
 
 
 def test_classes_of_the_server_come_before_lengths() -> None:

@@ -123,7 +123,7 @@ def test_drafts_that_are_thrown_away_are_named_on_a_busy_machine_only_if_nearly_
     (rule,) = [rule for rule in RULES if rule.cause == "drafts_not_accepted"]
     ngram = engine({"drafter": "ngram"})
     assert rule.look(ngram, figures) and not rule.look(ngram, figures | BUSY)
-    assert rule.look(ngram, figures | BUSY | {"drafted": 1600.0})
+    assert rule.look(ngram, figures | BUSY | {"drafted": 2400.0})
     assert not rule.look(ngram, figures | {"accepted": 400.0}) and not rule.look(ngram, figures | {"drafted": 120.0})
     some = rule.look(ngram, figures | {"drafts_well_share": 0.3})
     assert some and some.is_trade and "30% of requests" in some.pays
