@@ -96,6 +96,9 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
         return complain("interrupted; nothing was verified", INTERRUPTED)
     to = sys.stderr if flags.json else sys.stdout
     print("\n".join(ledger.score([entry])), file=to)
+    busy, runs = verified.busy
+    if busy:
+        print(f"the machine was busy in {busy} of {runs} runs: try again when it is quiet", file=to)
     print(f"P95 without, in ms: {words(verified.before)}\n       with:        {words(verified.after)}", file=to)
     return OK
 

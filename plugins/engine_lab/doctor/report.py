@@ -81,6 +81,12 @@ def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         if each.unknown_in:
             why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
         yield f"abstained: {each.rule.cause}: {why}"
+    first, *others = diagnosis.findings or (None,)
+    if first is not None and first.rule.comes_first and others:
+        yield (
+            f"{first.rule.cause} comes first: what an override brings, and who pays, can be something else once it is "
+            "mended; look again then"
+        )
     requests = [figures.get("requests", 0.0) for figures in windows]
     if min(requests) < FEWEST:
         ended = ", ".join(f"{count:g}" for count in requests)

@@ -4,7 +4,7 @@ beside one without."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from engine_lab.bench.target import Target, open_session
 from engine_lab.doctor.classes import P95s, Recorded, harmed, long_from, p95s
 from engine_lab.doctor.diagnosis import Finding
 from engine_lab.doctor.evidence import Engine, Evidence, engine_of
-from engine_lab.doctor.recording import reading, watch
+from engine_lab.doctor.figures import machine_of
+from engine_lab.doctor.recording import Watched, reading, watch
 from engine_lab.doctor.replay import CHANGES, SAMPLE_CHARS, Replay, part_of
 from engine_lab.doctor.shadow import form_of, overrides_of
 from engine_lab.ladder.comparisons import ADDED, Comparison, before_first
@@ -39,6 +40,8 @@ class Verified:
     ratio: Estimate
     before: P95s
     after: P95s
+    busy: tuple[int, int] = (0, 0)
+    """Runs beside which others had the cores, and all runs."""
 
     @property
     def paid(self) -> list[str]:
@@ -62,6 +65,7 @@ async def verify(
     order = before_first(options.seed, comparison, options.pairs)
     values: tuple[list[float], list[float]] = ([], [])
     requests: tuple[list[Recorded], list[Recorded]] = ([], [])
+    busy = 0
     with tempfile.TemporaryDirectory(prefix="engine-doctor-") as logs:
         async with open_session(options.timeout_s) as session:
             servers = Servers(session, options.config_dirs, Path(logs))
@@ -73,13 +77,15 @@ async def verify(
                     await servers.close()
                     for side in (0, 1) if is_before_first else (1, 0):
                         words = comparison.before if side == 0 else comparison.after
-                        value, ended = await shadow.measured(words, pair, changed=side == 1)
-                        values[side].append(value)
-                        requests[side].extend(ended)
+                        watched = await shadow.measured(words, pair, changed=side == 1)
+                        values[side].append(watched.figures[finding.rule.metric])
+                        requests[side].extend(watched.requests_since(0.0))
+                        busy += machine_of(watched.figures).is_busy
             finally:
                 await servers.close()
     limit = long_from([each.prompt_tokens for each in requests[0]])
-    return Verified(paired_ratio(*values, options.level), *(p95s(each, limit) for each in requests))
+    without, changed = (p95s(each, limit) for each in requests)
+    return Verified(paired_ratio(*values, options.level), without, changed, (busy, 2 * len(order)))
 
 
 class Recording:
@@ -138,8 +144,8 @@ class Shadow:
         self._session, self._servers, self._load, self._metric = session, servers, load, metric
         self._recorded, self._is_checked = evidence.engine, False
 
-    async def measured(self, words: tuple[str, ...], pair: int, *, changed: bool) -> tuple[float, Sequence[Recorded]]:
-        """The metric of one run, in ms, and the requests that ended in it."""
+    async def measured(self, words: tuple[str, ...], pair: int, *, changed: bool) -> Watched:
+        """One run; its figures have the metric."""
         (url,) = await self._servers.keep([(words, 0)])
         engine = LiveEngine(self._session, url)
         if not self._is_checked:
@@ -149,7 +155,7 @@ class Shadow:
         watched = await watch(engine, before, self._load.send(url, pair, changed=changed), LOOK_S)
         if self._metric not in watched.figures:
             raise ValueError(f"a run says nothing of {self._metric}: ask for more requests (--workload)")
-        return watched.figures[self._metric], watched.requests_since(before.at_s)
+        return watched
 
     def _check(self, shadow: Engine) -> None:
         """Raises ``ValueError`` if the shadow runs on another device than the engine."""

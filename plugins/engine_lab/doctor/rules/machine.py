@@ -21,7 +21,7 @@ def busy(engine: Engine, figures: Figures) -> Remedy | None:
 RULES = (
     Rule(
         "machine_busy",
-        "the machine: is a core free?",
+        "is a core free?",
         "The machine is busy: the engine's threads wait for cores that others use.",
         "step_ms",
         ("waiting_for_core", "others_cpus", "stolen_share"),
