@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from engine.contracts.events import ProxiedEvent, RequestEvent, RequestParameters
 from engine.contracts.router import ToUrl
+from engine.http.sse import full_s
 from engine.service.timings import SPANS
 from engine.service.trace_context import trace_context
 from tests.http.fakes import chat, running
@@ -43,6 +48,22 @@ async def test_a_stream_counts_what_writing_took() -> None:
         events = server.server.state.bus.settled(lambda: list(server.exporter.events))
         (request,) = [event for event in events if isinstance(event, RequestEvent)]
         assert request.write_ms >= request.last_write_ms > 0
+
+
+def test_a_client_that_does_not_read_is_seen_though_nothing_waits_in_the_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.getsockname())
+        connection, _ = server.accept()
+        with connection:
+            transport = SimpleNamespace(get_extra_info={"socket": connection}.get)
+            before = full_s(transport)  # type: ignore[arg-type]
+            connection.sendall(b"x" * 65536)  # returns at once: the system takes it
+            until = time.monotonic() + 10.0
+            while full_s(transport) == before and time.monotonic() < until:  # type: ignore[arg-type]
+                select.select([], [], [], 0.01)
+            assert full_s(transport) > before == 0.0  # type: ignore[arg-type]
+    assert full_s(None) == 0.0
 
 
 @in_loop

@@ -1,6 +1,6 @@
 """Does ``engine doctor`` find planted faults? Starts an engine with each, sends its load, asks the doctor.
 
-    python -m tools.benchmarks.doctor_faults [--faults FILE] [--only NAME,NAME] [--out DIR] [--no-remedy]
+    python -m tools.benchmarks.doctor_faults [--faults FILE] [--only NAME,NAME] [--out DIR] [--no-remedy] [--runs N]
 
 FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fault:
 
@@ -21,16 +21,24 @@ FILE is TOML; the built-in one is ``tools/benchmarks/doctor_faults.toml``. A fau
     every_s = 3.0
     read_bytes_per_s = 4000                 # a client that reads slowly, with little buffer
     leave_after_s = 0.5                     # a client that closes the connection
+    count_chars = 60000                     # asks /tokenize for the tokens of texts of this length instead
     body = { logprobs = true, top_logprobs = 20 }    # more fields of the request
+
+Further keys of a fault: ``neighbours = 2``, so many processes that compute beside the engine; ``proxy = true``, what
+clients and the doctor ask is a proxy that passes an answer on when it is complete.
 
 ``flags`` are the load and request flags of ``engine bench``: --concurrency or --rate, --prompt-tokens, --output-tokens,
 --shared-prefix, --endpoint, --prompt-ids, --ignore-eos, --temperature, --text, --seed. Lengths are N, uniform:LOW,HIGH
 or lognormal:MEAN,SIGMA. A fault with ``expected = []`` is a healthy engine: nothing should be found.
 
 The verdict is a hit if the first finding is an expected cause, ``second`` if a later one is, a miss if only others are
-found, an abstention if nothing is. Where the first finding has overrides, an engine with them is put under the same
-load: they help if the finding's own metric falls by 5 % or more (one run on each side: noise is included), and the
-prediction is right if the ratio lies in its range. Evidence is kept in DIR, a file for each run.
+found, an abstention if nothing is. A finding ``machine_busy`` that was not planted is left out, and the row says what
+others used: on such a machine rules that read step costs say nothing. Where the first finding has overrides, an engine
+with them is put under the same load: they help if the finding's own metric falls by 5 % or more (one run on each side:
+noise is included), and the prediction is right if the ratio lies in its range. P95 of TTFT, ITL and E2E of each class
+of requests follow, before -> after; a class is harmed where one rose by more than a tenth (ITL: and above 50 ms), in
+the best of the runs after beside the worst before (``--runs``). Overrides that the doctor calls a trade are marked so.
+Evidence is kept in DIR, a file for each run.
 """
 
 from __future__ import annotations
@@ -43,16 +51,19 @@ import json
 import random
 import shlex
 import socket
+import sys
 import tempfile
 import time
 import tomllib
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from engine.counters.declared import REQUESTS
 from engine_lab.bench.options import BenchOptions, add_flags, options_of
@@ -60,8 +71,12 @@ from engine_lab.bench.probe import calibrate, find_model
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
 from engine_lab.doctor import evidence
+from engine_lab.doctor.classes import P95s, harmed, long_from, p95s
+from engine_lab.doctor.classes import words as in_words
 from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
+from engine_lab.doctor.figures import machine_of
+from engine_lab.doctor.probe import probe
 from engine_lab.doctor.recording import record
 from engine_lab.doctor.rules import RULES
 from engine_lab.ladder.rungs import merged
@@ -71,6 +86,11 @@ from engine_lab.shared.live import LiveEngine, metrics_of
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0
 HELPS = 0.95
+BUSY = "machine_busy"
+COLUMNS = (
+    *("fault", "expected", "named", "verdict", "override", "helps (ratio)", "in its range"),
+    *("P95 of classes in ms, before -> after", "harmed", "machine"),
+)
 SMALL_BUFFER = 4096
 
 
@@ -88,6 +108,7 @@ class Load:
     every_s: float = 0.0
     read_bytes_per_s: int = 0
     leave_after_s: float = 0.0
+    count_chars: int = 0
     body: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> BenchOptions:
@@ -103,6 +124,8 @@ class Fault:
     expected: tuple[str, ...]
     loads: tuple[Load, ...]
     window: float = 5.0
+    neighbours: int = 0
+    proxy: bool = False
 
 
 def read_faults(path: Path) -> list[Fault]:
@@ -128,6 +151,7 @@ class Sender:
             url, model, options.endpoint, temperature=options.temperature, ignore_eos=options.ignore_eos
         )
         self._rng = random.Random(options.seed)
+        self._text = Path(options.text_file).read_text() if options.text_file else random_text(options.seed)
         workload = Workload(
             options.prompt_tokens,
             options.output_tokens,
@@ -135,7 +159,7 @@ class Sender:
             chars,
             "run",
             options.seed,
-            Path(options.text_file).read_text() if options.text_file else random_text(options.seed),
+            self._text,
             options.prompt_ids,
         )
         self._requests = workload.requests()
@@ -162,10 +186,14 @@ class Sender:
                 await asyncio.sleep(0.05)  # refused
 
     async def _send(self) -> bool:
-        body = self._body(next(self._requests))
+        body, url = self._body(next(self._requests)), self._target.url
+        if self._load.count_chars:
+            start = self._rng.randrange(1000)
+            text = self._text[start : start + self._load.count_chars]
+            body, url = {"prompt": text}, f"{self._target.base_url}/tokenize"
         with contextlib.suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(self._load.leave_after_s or None):
-                async with self._session.post(self._target.url, json=body) as response:
+                async with self._session.post(url, json=body) as response:
                     async for piece in response.content.iter_chunked(SMALL_BUFFER):
                         if self._load.read_bytes_per_s:
                             await asyncio.sleep(len(piece) / self._load.read_bytes_per_s)
@@ -232,15 +260,51 @@ async def sending(url: str, loads: Sequence[Load]) -> AsyncIterator[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def neighbours(count: int) -> AsyncIterator[None]:
+    """So many processes that compute all the time."""
+    busy = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            await each.wait()
+
+
+@contextlib.asynccontextmanager
+async def reached(url: str, session: aiohttp.ClientSession, proxy: bool) -> AsyncIterator[str]:
+    """The address that clients have: the engine's, or that of a proxy that passes whole answers on."""
+    if not proxy:
+        yield url
+        return
+
+    async def whole(request: web.Request) -> web.Response:
+        data, kind = await request.read(), {"Content-Type": "application/json"}
+        async with session.request(request.method, f"{url}{request.path_qs}", data=data, headers=kind) as answer:
+            return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", whole)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Fault, more: Sequence[str]) -> Evidence:
     """Evidence of a fresh engine under the fault's load, with more overrides. Raises :class:`Refused`. An engine that
     fails by itself ends the benchmark: no such fault is planted."""
     await servers.close()
-    (url,) = await servers.keep([(merged(fault.server, more), 0)])
-    engine = LiveEngine(session, url)
-    async with sending(url, fault.loads):
-        found = await record(engine, fault.window)
-    ended = [each for each in await metrics_of(engine) if each.name == REQUESTS.name]
+    (own,) = await servers.keep([(merged(fault.server, more), 0)])
+    async with reached(own, session, fault.proxy) as url, sending(url, fault.loads), neighbours(fault.neighbours):
+        engine = LiveEngine(session, url)
+        found = await record(engine, fault.window, probe=lambda: probe(session, url, None))
+    ended = [each for each in await metrics_of(LiveEngine(session, own)) if each.name == REQUESTS.name]
     if failed := sum(each.value for each in ended if each.labels["finish_reason"] == "error"):
         raise SystemExit(f"{fault.name}: {failed:g} sequences ended with an error")
     return found
@@ -250,17 +314,53 @@ async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Faul
 class Outcome:
     fault: Fault
     diagnosis: Diagnosis
-    remedied: float | None = None
-    """The first finding's metric with its overrides, divided by that without."""
+    before: tuple[Evidence, ...]
+    after: tuple[Evidence, ...] = ()
+    """With the overrides of the first finding."""
     refused: str = ""
 
     @property
+    def findings(self) -> list[Finding]:
+        """Without what was not planted and is there: others compute on this machine."""
+        planted = BUSY in self.fault.expected
+        return [each for each in self.diagnosis.findings if planted or each.rule.cause != BUSY]
+
+    @property
     def first(self) -> Finding | None:
-        return next(iter(self.diagnosis.findings), None)
+        return next(iter(self.findings), None)
+
+    @property
+    def is_trade(self) -> bool:
+        return self.first is not None and self.first.remedy.is_trade
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the first finding's metric, with its overrides / without."""
+        if self.first is None:
+            return None
+        metric, sides = self.first.rule.metric, (self.before, self.after)
+        before, after = ([f[metric] for each in side for f in each.windows if metric in f] for side in sides)
+        return fmean(after) / fmean(before) if after else None
+
+    @property
+    def classes(self) -> tuple[P95s, P95s]:
+        """The worst of the runs without, the best of those with the overrides."""
+        limit = long_from([each.prompt_tokens for each in self.before[0].requests] or [1])
+        sides = ([p95s(each.requests, limit) for each in side] for side in (self.before, self.after))
+        return _each(max, next(sides)), _each(min, next(sides))
+
+    @property
+    def harms(self) -> list[str]:
+        return list(harmed(*self.classes))
+
+    @property
+    def machine(self) -> str:
+        """Without and with the overrides."""
+        return " -> ".join(", ".join(map(machine_in, side)) for side in (self.before, self.after) if side)
 
     @property
     def verdict(self) -> str:
-        named = [finding.rule.cause for finding in self.diagnosis.findings]
+        named = [finding.rule.cause for finding in self.findings]
         expected = self.fault.expected
         if not expected:
             return "right" if not named else "false alarm"
@@ -269,35 +369,63 @@ class Outcome:
         return "hit" if named[0] in expected else "second" if set(named) & set(expected) else "miss"
 
     def row(self) -> tuple[str, ...]:
-        first, ratio = self.first, self.remedied
+        first, ratio = self.first, self.ratio
         helps, within = "-", "-"
         if ratio is not None and first is not None:
             helps = f"{'yes' if ratio <= HELPS else 'no'} ({ratio:.2f})"
             within = f"{'yes' if first.remedy.low <= ratio <= first.remedy.high else 'no'}"
             within += f" ({first.remedy.low:.2f}-{first.remedy.high:.2f})"
-        named = ", ".join(finding.rule.cause for finding in self.diagnosis.findings) or "none"
+        named = ", ".join(finding.rule.cause for finding in self.findings) or "none"
         if unsure := [each.rule.cause for each in self.diagnosis.abstentions]:
             named += f"; abstained: {', '.join(unsure)}"
         words = " ".join(first.remedy.overrides) if first else ""
+        words += " (a trade)" if first and words and first.remedy.is_trade else ""
         helps = "refused" if self.refused else helps
         expected = " or ".join(self.fault.expected) or "none"
-        return self.fault.name, expected, named, self.verdict, words or "-", helps, within
+        before, after = self.classes
+        classes = f"{in_words(before)} -> {in_words(after)}" if after else "-"
+        harms = "; ".join(self.harms) or ("none" if after else "-")
+        return self.fault.name, expected, named, self.verdict, words or "-", helps, within, classes, harms, self.machine
+
+
+def machine_in(found: Evidence) -> str:
+    """What it was like meanwhile."""
+    known = [figures for figures in found.windows if "others_cpus" in figures]
+    if not known:
+        return "unknown"
+    others, waiting = (
+        fmean(figures.get(name, 0.0) for figures in known) for name in ("others_cpus", "waiting_for_core")
+    )
+    busy = " busy" if any(machine_of(figures).is_busy for figures in known) else ""
+    return f"others {others:.1f} CPUs waited {waiting:.0%}{busy}"
+
+
+def _each(pick: Callable[[list[float]], float], runs: Sequence[P95s]) -> P95s:
+    """Of several runs, for each class and figure that all have."""
+    if not runs:
+        return {}
+    return {
+        name: {key: pick([run[name][key] for run in runs]) for key in figures if all(key in run[name] for run in runs)}
+        for name, figures in runs[0].items()
+        if all(name in run for run in runs)
+    }
 
 
 async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault, flags: Any, out: Path) -> Outcome:
     found = await examined(servers, session, fault, ())
     evidence.write(found, str(out / f"{fault.name.replace(' ', '_')}.json"))
-    result = Outcome(fault, diagnose(found, RULES))
+    result = Outcome(fault, diagnose(found, RULES), (found,))
     first = result.first
     if flags.no_remedy or first is None or not first.remedy.overrides:
         return result
+    runs: tuple[list[Evidence], list[Evidence]] = ([found], [])
     try:
-        after = await examined(servers, session, fault, first.remedy.overrides)
+        for is_after in (True, *(True, False, False, True) * flags.runs)[: 2 * flags.runs - 1]:
+            changes = first.remedy.overrides if is_after else ()
+            runs[is_after].append(await examined(servers, session, fault, changes))
     except Refused as error:
-        return Outcome(fault, result.diagnosis, refused=str(error))
-    values = [figures[first.rule.metric] for figures in after.windows if first.rule.metric in figures]
-    ratio = sum(values) / len(values) / first.metric if values else None
-    return Outcome(fault, result.diagnosis, ratio)
+        return replace(result, refused=str(error))
+    return replace(result, before=tuple(runs[0]), after=tuple(runs[1]))
 
 
 async def main() -> None:
@@ -305,14 +433,14 @@ async def main() -> None:
     parser.add_argument("--faults", type=Path, default=OWN)
     parser.add_argument("--only", default="", help="names, or parts of them, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("doctor_faults"), help="where evidence goes (%(default)s)")
+    parser.add_argument("--runs", type=int, default=1, help="with and without the override, in the order ABBA (1)")
     parser.add_argument("--no-remedy", action="store_true", help="do not try what the doctor proposes")
     flags = parser.parse_args()
     out = flags.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     wanted = [word for word in flags.only.split(",") if word]
     faults = [f for f in read_faults(flags.faults) if not wanted or any(word in f.name for word in wanted)]
-    print("| fault | expected | named | verdict | override | helps (ratio) | in its range |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="doctor-faults-") as logs:
         async with aiohttp.ClientSession() as session:
@@ -320,11 +448,11 @@ async def main() -> None:
             try:
                 for fault in faults:
                     server = (f"calibration={out}", *fault.server)
-                    fault = Fault(fault.name, server, fault.expected, fault.loads, fault.window)
+                    fault = replace(fault, server=server)
                     try:
                         outcomes.append(await outcome(servers, session, fault, flags, out))
                     except Refused as error:
-                        print(f"| {fault.name} | | the engine does not start: {error} | | | | |", flush=True)
+                        print(f"| {fault.name} | the engine does not start: {error} |", flush=True)
                         continue
                     print(f"| {' | '.join(outcomes[-1].row())} |", flush=True)
             finally:
@@ -332,6 +460,10 @@ async def main() -> None:
     counts: dict[str, int] = {}
     for each in outcomes:
         counts[each.verdict] = counts.get(each.verdict, 0) + 1
+    tried = [each for each in outcomes if each.after]
+    counts["overrides tried"] = len(tried)
+    counts["a class harmed"] = sum(bool(each.harms) and not each.is_trade for each in tried)
+    counts["a class harmed, called a trade"] = sum(bool(each.harms) and each.is_trade for each in tried)
     print(json.dumps(counts))
 
 

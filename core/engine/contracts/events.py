@@ -199,6 +199,9 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """Waiting for the client to take a stream, while the engine goes on."""
     last_write_ms: float = 0.0
     """The part of ``write_ms`` after ``e2e_ms``."""
+    unread_ms: float = 0.0
+    """That the client's receive buffer was full while more was ready for it, as the kernel counts it; 0 where it does
+    not."""
     traceparent: str = ""
     """The client's, if it sent a valid one (W3C Trace Context)."""
     span_id: str = ""

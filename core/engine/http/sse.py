@@ -7,6 +7,8 @@ still be a plain HTTP error. Events never carry ``id:``, which makes clients tre
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from types import TracebackType
 
 from aiohttp import web
@@ -26,11 +28,24 @@ HEADERS = {
 }
 KEEPALIVE = b": keepalive\n"
 DONE = b"data: [DONE]\n\n"
+RWND_LIMITED = 176
+"""Where ``tcpi_rwnd_limited``, microseconds in 64 bits, is in Linux' ``struct tcp_info``."""
 
 
 def event(data: bytes, name: str = "") -> bytes:
     """The bytes of one event. ``data`` is JSON, so it holds no line break."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+
+
+def full_s(transport: asyncio.BaseTransport | None) -> float:
+    """Seconds that a connection had something to send and its client's receive buffer was full, since it was made; 0
+    where the system does not count them."""
+    sock = transport and transport.get_extra_info("socket")
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RWND_LIMITED + 8) if sock else b""
+    except (OSError, AttributeError):  # closed, no TCP, no Linux
+        return 0.0
+    return float(struct.unpack_from("Q", info, RWND_LIMITED)[0]) / 1e6 if len(info) == RWND_LIMITED + 8 else 0.0
 
 
 class DeferredHeaders(web.StreamResponse):
@@ -51,6 +66,7 @@ class EventStream:
         self._written_at = self._loop.time()
         self._pulse: asyncio.Task[None] | None = None
         self._write_s = self._last_write_s = 0.0
+        self._unread_s = full_s(request.transport)
 
     async def __aenter__(self) -> EventStream:
         if self._keepalive_s > 0:
@@ -66,7 +82,8 @@ class EventStream:
     @property
     def written(self) -> Written:
         """What waiting for the client took."""
-        return Written(self._write_s * 1e3, self._last_write_s * 1e3)
+        unread_s = max(0.0, full_s(self._request.transport) - self._unread_s)
+        return Written(self._write_s * 1e3, self._last_write_s * 1e3, unread_s * 1e3)
 
     @property
     def started(self) -> bool:

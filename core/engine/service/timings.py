@@ -114,6 +114,7 @@ class Account:
             detokenize_ms=self.detokenize_ms,
             write_ms=round(write.ms, 3),
             last_write_ms=round(write.last_ms, 3),
+            unread_ms=round(write.unread_ms, 3),
             traceparent=trace.parent,
             span_id=trace.span_id,
             parameters=parameters,
@@ -182,6 +183,8 @@ class Written:
     ms: float = 0.0
     last_ms: float = 0.0
     """Part of ``ms`` that came after the account's end."""
+    unread_ms: float = 0.0
+    """That the client's receive buffer was full while more was ready for it."""
 
 
 def gone_on(first: Timings, then: Timings) -> Timings:

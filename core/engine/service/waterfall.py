@@ -78,7 +78,7 @@ class Waterfall:
         return {
             "request_id": request.request_id,
             "engine": request.engine,
-            "slo_class": request.slo_class,
+            "class": request.slo_class,
             "attempts": request.attempts,
             "finish_reason": request.finish_reason,
             "prompt_tokens": request.prompt_tokens,
@@ -88,6 +88,9 @@ class Waterfall:
             "max_tokens": request.max_tokens,
             "stream": request.parameters.stream if request.parameters is not None else None,
             "preemptions": request.preemptions,
+            "draft_chains": request.draft_chains,
+            "drafted_tokens": request.drafted_tokens,
+            "accepted_tokens": request.accepted_tokens,
             "total_ms": round(request.e2e_ms + request.last_write_ms, 3),
             "ttft_ms": request.ttft_ms,
             "tpot_ms": request.tpot_ms,
@@ -97,6 +100,7 @@ class Waterfall:
             "meanwhile": {
                 "detokenize_ms": request.detokenize_ms,
                 "write_ms": request.write_ms,
+                "unread_ms": request.unread_ms,
                 "draft_ms": request.draft_ms,
             },
         }
@@ -293,6 +297,6 @@ def _cause(request: RequestEvent, spans: Sequence[Span]) -> str:
         said += f", beside {others['num_tokens']} prompt tokens of {others['request_id']}"
     if request.preemptions:
         said += ", preempted " + ("once" if request.preemptions == 1 else f"{request.preemptions} times")
-    if longest.name == "decode" and request.write_ms > 0.5 * longest.ms:
+    if longest.name == "decode" and max(request.write_ms, request.unread_ms) > 0.5 * longest.ms:
         said += ", the client reads slowly"
     return said

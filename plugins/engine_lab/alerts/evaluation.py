@@ -9,7 +9,7 @@ from engine_lab.alerts.history import History
 from engine_lab.alerts.rules import Rule
 from engine_lab.alerts.terms import seconds
 
-OK, PENDING, FIRING = "ok", "pending", "firing"
+OK, PENDING, FIRING, UNKNOWN = "ok", "pending", "firing", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Finding:
 
     rule: Rule
     state: str
-    """``ok``; ``pending``: it holds, but not for long enough; ``firing``."""
+    """``ok``; ``pending``: it holds, but not for long enough; ``firing``; ``unknown``: there is too little data."""
     value: float
     since_s: float
     """When it began to hold, on the clock of the history."""
@@ -40,7 +40,7 @@ class Evaluator:
         value, now_s = rule.value(history), history.now_s
         if not rule.holds(history):
             self._since.pop(number, None)
-            return Finding(rule, OK, value, now_s)
+            return Finding(rule, OK if rule.is_known(history) else UNKNOWN, value, now_s)
         since_s = self._since.setdefault(number, now_s)
         fires = self._at_once or now_s - since_s >= seconds(rule.lasting)
         return Finding(rule, FIRING if fires else PENDING, value, since_s)

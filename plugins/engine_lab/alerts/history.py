@@ -51,6 +51,12 @@ class History:
         while self._coarse and self._coarse[0][0] < at_s - LONGEST_S:
             self._coarse.popleft()
 
+    @property
+    def watched_s(self) -> float:
+        """How far it reaches back."""
+        first = next(chain(self._coarse, self._fine), None)
+        return self.now_s - first[0] if first else 0.0
+
     def latest(self, series: str) -> float:
         """Of the last scrape; NaN if it has none."""
         return self._fine[-1][1].get(series, math.nan) if self._fine else math.nan

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from itertools import groupby
 
 import aiohttp
 from rich.console import Console
@@ -19,11 +21,14 @@ from engine_lab.alerts.evaluation import Evaluator, Finding
 from engine_lab.alerts.history import History, Scrape, scrape_of
 from engine_lab.alerts.rules import Rule, RuleOptions, names, rules
 from engine_lab.alerts.rules_file import rules_file
+from engine_lab.alerts.terms import seconds
 from engine_lab.shared.live import LiveEngine, LiveError, metrics_of
 
 FIRES = 3
 """Exit code: something is wrong."""
 TIMEOUT_S = 10.0
+WORST_FIRST = (evaluation.FIRING, evaluation.PENDING, evaluation.OK, evaluation.UNKNOWN)
+WINDOW = re.compile(r"\[(\w+)\]")
 UNKNOWN = ""
 """The engine of a server that has not answered yet."""
 
@@ -59,10 +64,15 @@ async def _watch(flags: argparse.Namespace, table: Sequence[Rule]) -> int:
         findings = watched.evaluate()
         for engine, found in findings.items():
             for each, state in zip(found, before.get(engine, [evaluation.OK] * len(found)), strict=True):
-                if each.state != state:
+                if _told(each) != state:
                     print(changed(each, engine if len(findings) > 1 else ""), flush=True)
-        before = {engine: [each.state for each in found] for engine, found in findings.items()}
+        before = {engine: [_told(each) for each in found] for engine, found in findings.items()}
     raise AssertionError("scrapes do not end")
+
+
+def _told(found: Finding) -> str:
+    """Its state, for whom no data is no news."""
+    return evaluation.OK if found.state == evaluation.UNKNOWN else found.state
 
 
 class Watched:
@@ -123,24 +133,39 @@ def changed(found: Finding, engine: str = "") -> str:
 
 def render(findings: Mapping[str, Sequence[Finding]], histories: Mapping[str, History]) -> Table:
     """All rules, of several engines for each: those that fire with what may help, those that nearly do with what they
-    lack."""
+    lack. Those of one name, for several windows, share a row."""
     table = Table(box=None, pad_edge=False)
     several = len(findings) > 1
     for column in (*(("engine",) * several), "rule", "state", "value", "what"):
         table.add_column(column, overflow="fold")
     for engine, found in findings.items():
-        for each in found:
-            table.add_row(*((engine,) * several), *_cells(each, histories[engine]))
+        for _, same in groupby(found, key=lambda each: each.rule.name):
+            table.add_row(*((engine,) * several), *_cells(list(same), histories[engine]))
     return table
 
 
-def _cells(found: Finding, history: History) -> tuple[str, str, str, str]:
+def _cells(same: Sequence[Finding], history: History) -> tuple[str, str, str, str]:
+    """Of the worst; the rules of a name are in the order of how bad they are."""
+    found = min(same, key=lambda each: WORST_FIRST.index(each.state))
     rule, fires = found.rule, found.state == evaluation.FIRING
     unmet = [each for each in rule.conditions[1:] if not each.holds(history)]
     near = f"not: {unmet[0].promql}" if unmet and rule.conditions[0].holds(history) else ""
-    what = f"{rule.summary} {rule.advice}" if fires else " ".join([*rule.labels.values(), near])
+    if found.state == evaluation.UNKNOWN:
+        lacking = next(each for each in rule.conditions if not each.is_known(history))
+        near = f"too little data: {lacking.promql} is {shown(lacking.left.value(history))}"
+    if fires and any(seconds(window) > history.watched_s for window in WINDOW.findall(rule.promql)):
+        near = f"(Watched for {history.watched_s:.0f} s: windows reach back no further.)"
+    what = " ".join(filter(None, [f"{rule.summary} {rule.advice}" if fires else "", _windows(same), near]))
     state = f"[bold red]{found.state}[/] ({rule.severity})" if fires else found.state
     return rule.name, state, shown(found.value), what
+
+
+def _windows(same: Sequence[Finding]) -> str:
+    """Of several rules of a name: which windows are in which state."""
+    if len(same) == 1:
+        return ""
+    states = groupby(same, key=lambda each: each.state)
+    return "; ".join(f"{', '.join(each.rule.labels['window'] for each in some)}: {state}" for state, some in states)
 
 
 def shown(value: float) -> str:

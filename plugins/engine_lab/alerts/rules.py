@@ -51,6 +51,10 @@ class Rule:
     def holds(self, history: History) -> bool:
         return all(condition.holds(history) for condition in self.conditions)
 
+    def is_known(self, history: History) -> bool:
+        """Whether there is enough data to say that it does not hold."""
+        return all(condition.is_known(history) for condition in self.conditions)
+
     def value(self, history: History) -> float:
         """What the first condition compares; NaN where nothing is known."""
         return self.conditions[0].left.value(history)
@@ -79,7 +83,7 @@ def names(table: Iterable[Rule]) -> frozenset[str]:
 
 def _latency() -> Iterator[Rule]:
     ttft = declared.TTFT
-    p50, enough = quantile(0.5, ttft, "30m"), Condition(increase(ttft.count, "5m"), ">=", MIN_REQUESTS)
+    p50, enough = quantile(0.5, ttft, "30m"), Condition(increase(ttft.count, "5m"), ">=", MIN_REQUESTS, is_minimum=True)
     yield Rule(
         "EngineTtftTail",
         TICKET,
@@ -117,7 +121,7 @@ def _burn_rates(options: RuleOptions) -> Iterator[Rule]:
                 (
                     Condition(share_above(histogram, limit_s, long), ">", most),
                     Condition(share_above(histogram, limit_s, short), ">", most),
-                    Condition(increase(histogram.count, short), ">=", minimum),
+                    Condition(increase(histogram.count, short), ">=", minimum, is_minimum=True),
                 ),
                 labels={"slo": options.slo, "window": long},
             )
@@ -141,7 +145,7 @@ def _resources(options: RuleOptions) -> Iterator[Rule]:
             "Put what prompts share first; GET /engine/requests/ID says where a prompt began to differ.",
             (
                 Condition(ratio(declared.PREFIX_CACHE_HITS, queries, "30m"), "<", 0.6),
-                Condition(increase(queries.name, "30m"), ">=", MIN_TOKENS),
+                Condition(increase(queries.name, "30m"), ">=", MIN_TOKENS, is_minimum=True),
             ),
         )
     chains = declared.DRAFT_CHAINS
@@ -152,7 +156,7 @@ def _resources(options: RuleOptions) -> Iterator[Rule]:
         "The drafter does not fit the model or the text: try another, or drafter=none.",
         (
             Condition(ratio(declared.ACCEPTED_TOKENS, chains, "30m"), "<", 0.5),
-            Condition(increase(chains.name, "30m"), ">=", MIN_CHAINS),
+            Condition(increase(chains.name, "30m"), ">=", MIN_CHAINS, is_minimum=True),
         ),
     )
 

@@ -37,11 +37,19 @@ class Condition:
     left: Term
     compare: str
     right: Term | float
+    is_minimum: bool = False
+    """It says whether the others say something."""
 
     @property
     def promql(self) -> str:
         right = self.right.promql if isinstance(self.right, Term) else f"{self.right:g}"
         return f"{self.left.promql} {self.compare} {right}"
+
+    def is_known(self, history: History) -> bool:
+        if self.is_minimum:
+            return self.holds(history)
+        right = self.right.value(history) if isinstance(self.right, Term) else self.right
+        return not math.isnan(self.left.value(history) + right)
 
     def holds(self, history: History) -> bool:
         right = self.right.value(history) if isinstance(self.right, Term) else self.right

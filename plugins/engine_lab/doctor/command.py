@@ -13,7 +13,8 @@ LEAST_PAIRS = 6
 """Fewer have no interval at 95 %."""
 URL = "http://127.0.0.1:8000"
 NOTES = """\
-A finding is what three windows agree on; what only some of them show is named as an abstention.
+A finding is what three windows agree on; what only some of them show is named as an abstention. Where few requests end
+in a window, it goes on, up to a minute.
 --rules MODULE:NAME adds rules of your own: a sequence of engine_lab.doctor.rule.Rule.
 Exit status: 0 diagnosed, with findings or without, 1 the engine cannot be read, 2 wrong usage."""
 
@@ -23,13 +24,20 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--url", help=f"a running engine ({URL})")
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--engine", metavar="ID", help="of a server with several: which one (the first)")
-    add("--window", type=float, default=10.0, metavar="S", help="length of each of the three windows (%(default)g)")
+    add(
+        "--window",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="length of each of three windows, at least (%(default)g)",
+    )
+    add("--passive", action="store_true", help="send no requests of its own: what is between it and --url is not seen")
     add("--record", metavar="FILE", help="keep the evidence")
     add("--evidence", metavar="FILE", help="diagnose kept evidence; no engine is asked")
     add("--rules", metavar="MODULE:NAME", action="append", default=[], help="more rules, repeatable")
     add("--json", action="store_true", help="print JSON")
-    add("--verify", action="store_true", help="put the first finding's override to the test, on a shadow engine here")
-    add("--workload", metavar="FLAGS", help="of engine ladder, for --verify (default: like what was seen)")
+    add("--verify", action="store_true", help="put the first finding to the test, on a shadow engine here")
+    add("--workload", metavar="FLAGS", help="of engine ladder, for --verify (default: the recorded requests again)")
     add("--pairs", type=int, default=LEAST_PAIRS, metavar="N", help="pairs of runs of --verify (%(default)s)")
     add(
         "--ledger",

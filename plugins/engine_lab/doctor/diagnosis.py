@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from engine_lab.doctor.evidence import Evidence, Figures
+from engine_lab.doctor.figures import decode_row_ms
 from engine_lab.doctor.rule import Remedy, Rule
+
+STEADY = 2.0
+"""Highest fitted cost of a decode step / the lowest, over the windows: beyond, it says nothing of plugins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Abstention:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
-    """What may be the cause of the others first, then lost requests, then the most time saved for each request."""
+    """What may be the cause of the others first, then lost requests, then the most time saved for each request; last
+    those whose remedy harms a class of requests."""
     abstentions: tuple[Abstention, ...]
     unknown: tuple[Rule, ...]
     """Rules that no window had enough figures for."""
@@ -66,8 +71,9 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
     findings, abstentions, unknown = [], [], []
+    steady = costs_are_steady(evidence.windows)
     for rule in rules:
-        known = [rule.can_judge(figures) for figures in evidence.windows]
+        known = [rule.can_judge(figures) and (steady or not rule.reads_costs) for figures in evidence.windows]
         remedies = [
             rule.look(evidence.engine, figures) if judged else None
             for figures, judged in zip(evidence.windows, known, strict=True)
@@ -80,8 +86,22 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
             abstentions.append(Abstention(rule, shown_in, tuple(n for n, judged in enumerate(known, 1) if not judged)))
         elif not any(known):
             unknown.append(rule)
-    findings.sort(key=lambda finding: (not finding.rule.comes_first, finding.rule.is_time, -finding.saved_ms))
+    findings.sort(key=_place)
     return Diagnosis(tuple(findings), tuple(abstentions), tuple(unknown))
+
+
+def _place(finding: Finding) -> tuple[bool, bool, bool, float]:
+    rule = finding.rule
+    return not rule.comes_first, finding.remedy.is_trade, rule.is_time, -finding.saved_ms
+
+
+def costs_are_steady(windows: Sequence[Figures]) -> bool:
+    """Whether the fit of the step cost found the same in all windows, for one decode step."""
+    rows = fmean(figures.get("rows", 1.0) for figures in windows)
+    costs = [
+        figures["cost.base_ms"] + rows * decode_row_ms(figures) for figures in windows if "cost.base_ms" in figures
+    ]
+    return not costs or max(costs) <= STEADY * min(costs)
 
 
 def _finding(rule: Rule, evidence: Evidence, remedies: Sequence[Remedy]) -> Finding:
@@ -90,7 +110,7 @@ def _finding(rule: Rule, evidence: Evidence, remedies: Sequence[Remedy]) -> Find
     low, high = min(remedy.low for remedy in remedies), max(remedy.high for remedy in remedies)
     return Finding(
         rule,
-        Remedy(low, high, last.overrides, last.advice),
+        replace(last, low=low, high=high, is_trade=any(remedy.is_trade for remedy in remedies)),
         fmean(figures[rule.metric] for figures in windows),
         fmean(_times(rule.metric, figures) for figures in windows),
         {name: [figures[name] for figures in windows] for name in rule.shown},

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.contracts.events import DEFAULT_ENGINE
+from engine_lab.doctor.classes import Recorded
 
 SCHEMA = "engine-doctor-evidence/2"
 SLOTS = ("parallelism", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler")
@@ -58,6 +59,8 @@ class Evidence(msgspec.Struct, frozen=True):
     schema: str = SCHEMA
     taken: str = ""
     """When, in UTC."""
+    requests: list[Recorded] = []
+    """Those that ended in the windows, by arrival."""
 
 
 def engine_of(answer: dict[str, Any]) -> Engine:

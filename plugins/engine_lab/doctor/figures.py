@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from engine.contracts.percentiles import describe
 from engine.counters import declared
 from engine.machine import MachineUse
+from engine_lab.doctor.classes import long_from
 from engine_lab.doctor.evidence import Figures
 from engine_lab.shared.live import Sample, quantile
 
@@ -53,6 +54,11 @@ MEANING = {
     "output_mean": "tokens",
     "output_max": "tokens",
     "max_tokens_p50": "asked for",
+    "length_share": "of requests, ended at max_tokens",
+    "long_share": "of requests, with a long prompt: several times as long as the short ones",
+    "long_computed": "mean prompt tokens of the long ones that were not cached",
+    "short_prompt": "mean prompt tokens of the others",
+    "drafts_well_share": "of requests with drafts, had a draft token accepted in two verifications of three, or more",
     "stream_share": "of requests",
     "preempted_share": "of requests",
     "ttft_p50_ms": "",
@@ -61,8 +67,13 @@ MEANING = {
     "first_text_ms": "until the client has the first text: TTFT of a streamed answer, E2E of another; mean",
     **{f"{name}_ms": "mean of the span" for name in SPANS},
     "writing_ms": "mean time in writes to the client",
+    "unread_ms": "mean time that a client's receive buffer was full",
+    "probe_first_ms": "of a small request to --url, until its first text came back",
+    "probe_spread_ms": "of the same, from its first text to its last",
+    "probe_decode_ms": "of the same, from its first token to its last in the engine",
     "arrivals_dispersion": f"variance / mean of arrivals in {ARRIVAL_BIN_S:g} s; about 1 for independent ones",
     "itl_mean_ms": "per token",
+    "itl_p10_ms": "per token",
     "itl_p50_ms": "per token",
     "itl_p999_ms": "per token; of fewer than 1,000 nearly the longest",
     "itl_count": "tokens that ITL is of",
@@ -92,14 +103,15 @@ MEANING = {
     **{f"cost.{name}": "of the step cost" for name in COSTS},
     "explained": "requests whose prompt was compared with those before it",
     "shared_share": "of a prompt, equal to the beginning of one before it",
-    "early_share": "of explained prompts, differ in a short text and go on alike",
-    "order_share": "of explained prompts, have the parts of another in another order",
-    "evicted_share": "of explained prompts, share text that was not in the cache",
+    "early_share": "of explained prompts' computed tokens: differ in a short text and go on alike",
+    "order_share": "of the same: have the parts of another in another order",
+    "evicted_share": "of the same: share text that was not in the cache",
     "breakpoint_share": "of explained prompts with cache breakpoints, before the last one",
     "moved_share": "of explained prompts with cache breakpoints, share no beginning up to one",
     "chunk_max": "most prompt tokens of one request in a step",
     "chunks_mean": "steps that a prompt took",
     "stalled_share": "of explained requests, decoded beside another's prompt",
+    "beside_max": "most tokens of another's prompt that an explained request decoded beside",
 }
 """Every figure, and what it is where its name does not say."""
 
@@ -129,6 +141,8 @@ class Seen:
     """Of ``/engine/stats``."""
     machine: MachineUse | None = None
     """Of the same, first look to last."""
+    probe: Figures = field(default_factory=dict)
+    """What a request through ``--url`` met."""
 
 
 def figures_of(seen: Seen) -> Figures:
@@ -140,6 +154,7 @@ def figures_of(seen: Seen) -> Figures:
         **_of_machine(seen.machine),
         **_of_requests([each for each in seen.requests if each["finish_reason"] in ("stop", "length")]),
         **_of_details(seen.details),
+        **seen.probe,
     }
     if seen.cost and any(seen.cost["cost"][name] for name in COSTS):  # else nothing is fitted
         found |= {f"cost.{name}": seen.cost["cost"][name] for name in COSTS}
@@ -199,7 +214,7 @@ def _of_counters(seen: Seen) -> Figures:
         found["itl_mean_ms"] = gained(declared.ITL.sum) * 1e3 / found["itl_count"]
         bounds = [label for metric, label in seen.after if metric == declared.ITL.bucket]
         buckets = {float(label): gained(declared.ITL.bucket, label) for label in bounds}
-        for name, share in (("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
+        for name, share in (("itl_p10_ms", 0.1), ("itl_p50_ms", 0.5), ("itl_p999_ms", 0.999)):
             found[name] = quantile(share, buckets) * 1e3
     return found
 
@@ -239,11 +254,29 @@ def _of_requests(requests: Sequence[dict[str, Any]]) -> Figures:
         "e2e_mean_ms": fmean(column(requests, "total_ms")),
         "first_text_ms": fmean(each["total_ms" if each["stream"] is False else "ttft_ms"] for each in requests),
         "writing_ms": fmean(each["meanwhile"]["write_ms"] for each in requests),
+        "unread_ms": fmean(each["meanwhile"]["unread_ms"] for each in requests),
+        "length_share": fmean(each["finish_reason"] == "length" for each in requests),
+        **_of_lengths(requests),
     }
+    drafted = [each["accepted_tokens"] >= each["draft_chains"] * 2 / 3 for each in requests if each["draft_chains"]]
+    found["drafts_well_share"] = fmean(drafted) if drafted else 0.0
     if (p95 := describe([(ttft, 1) for ttft in ttfts])["p95"]) is not None:
         found["ttft_p95_ms"] = p95
     found |= {f"{name}_ms": fmean(each["spans"].get(name, 0.0) for each in requests) for name in SPANS}
     return found | dispersion([-each["ended_s_ago"] - each["total_ms"] / 1e3 for each in requests])
+
+
+def _of_lengths(requests: Sequence[dict[str, Any]]) -> Figures:
+    limit = long_from(column(requests, "prompt_tokens"))
+    long = [each for each in requests if each["prompt_tokens"] >= limit]
+    short = [each for each in requests if each["prompt_tokens"] < limit]
+    if not long:
+        return {"long_share": 0.0, "long_computed": 0.0, "short_prompt": fmean(column(short, "prompt_tokens"))}
+    return {
+        "long_share": len(long) / len(requests),
+        "long_computed": fmean(each["prompt_tokens"] - each["cached_tokens"] for each in long),
+        "short_prompt": fmean(column(short, "prompt_tokens")),
+    }
 
 
 def dispersion(arrivals_s: Sequence[float]) -> Figures:
@@ -262,14 +295,18 @@ def _of_details(details: Sequence[dict[str, Any]]) -> Figures:
     found = {"explained": 0.0, **_of_steps(spans)}
     explained = [each for each in details if each.get("prefix", {}).get("shared_tokens") is not None]
     if explained:
-        kinds = [each["prefix"]["kind"] for each in explained]
+        computed = dict.fromkeys(("inserted", "order", "evicted"), 0.0)
+        for each in explained:  # by what they cost: many small prompts that are found do not hide a large one
+            kind = each["prefix"]["kind"]
+            computed[kind] = computed.get(kind, 0.0) + each["prompt_tokens"] - each["cached_tokens"]
+        whole = max(1.0, sum(computed.values()))
         found |= {
             "explained": len(explained),
             "shared_share": sum(each["prefix"]["shared_tokens"] for each in explained)
             / sum(each["prompt_tokens"] for each in explained),
-            "early_share": fmean(kind == "inserted" for kind in kinds),
-            "order_share": fmean(kind == "order" for kind in kinds),
-            "evicted_share": fmean(kind == "evicted" for kind in kinds),
+            "early_share": computed["inserted"] / whole,
+            "order_share": computed["order"] / whole,
+            "evicted_share": computed["evicted"] / whole,
         }
     if marked := [each for each in explained if "breakpoint" in each["prefix"]]:
         before = sum(each["prefix"]["breakpoint"] for each in marked)
@@ -296,6 +333,7 @@ def _of_steps(spans: Sequence[dict[str, dict[str, Any]]]) -> Figures:
         found |= {"chunk_max": max(sizes), "chunks_mean": len(sizes) / sum(1 for each in chunks if each)}
     if decodes:
         found["stalled_share"] = fmean("blocked_by" in span for span in decodes)
+        found["beside_max"] = max(span.get("blocked_by", {}).get("num_tokens", 0) for span in decodes)
     return found
 
 

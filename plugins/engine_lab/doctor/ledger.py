@@ -14,7 +14,8 @@ from engine_lab.doctor.evidence import Evidence
 from engine_lab.shared.statistics import Estimate, wilson
 
 SCHEMA = "engine-doctor-ledger/1"
-HIT, MISS, UNDECIDED = "hit", "miss", "undecided"
+HIT, LARGER, MISS, UNDECIDED = "hit", "larger", "miss", "undecided"
+RIGHT_CAUSE = (HIT, LARGER)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -31,16 +32,23 @@ class Entry(msgspec.Struct, frozen=True):
     interval: tuple[float, float] | None
     pairs: int
     outcome: str
-    """``hit``: the estimate lies in the predicted range, and the whole interval below 1. ``miss``: the interval lies
-    outside of the range. Else ``undecided``."""
+    """``hit``: the estimate lies in the predicted range, and the whole interval below 1. ``larger``: the interval lies
+    below the range: the right cause, and more came of it than predicted. ``miss``: the interval lies above the range.
+    Else ``undecided``."""
     schema: str = SCHEMA
+    change: str = ""
+    """Of the load, where there were no overrides to try."""
+    paid: tuple[str, ...] = ()
+    """Classes of requests that waited longer for it, and how much."""
 
 
-def entry_of(finding: Finding, evidence: Evidence, estimate: Estimate) -> Entry:
+def entry_of(finding: Finding, evidence: Evidence, estimate: Estimate, paid: Sequence[str] = ()) -> Entry:
     remedy, interval = finding.remedy, estimate.interval
     if interval is not None and remedy.low <= estimate.value <= remedy.high and interval.high < 1.0:
         outcome = HIT
-    elif interval is not None and (interval.high < remedy.low or interval.low > remedy.high):
+    elif interval is not None and interval.high < remedy.low:
+        outcome = LARGER
+    elif interval is not None and interval.low > remedy.high:
         outcome = MISS
     else:
         outcome = UNDECIDED
@@ -56,6 +64,8 @@ def entry_of(finding: Finding, evidence: Evidence, estimate: Estimate) -> Entry:
         None if interval is None else (interval.low, interval.high),
         estimate.n,
         outcome,
+        change="" if remedy.overrides else remedy.change,
+        paid=tuple(paid),
     )
 
 
@@ -94,10 +104,15 @@ def score(entries: Sequence[Entry]) -> Iterable[str]:
             f"{entry.at}  {entry.outcome:9}  {entry.cause}: {entry.metric} x {entry.measured:.2f} "
             f"[{low:.2f}-{high:.2f}], predicted {entry.predicted[0]:.2f}-{entry.predicted[1]:.2f}"
         )
-    hits = sum(entry.outcome == HIT for entry in entries)
-    share = wilson(hits, len(entries))
+        if entry.outcome == LARGER:
+            yield "  right cause, effect larger than predicted"
+        yield from (f"  paid by {line}" for line in entry.paid)
+    right = sum(entry.outcome in RIGHT_CAUSE for entry in entries)
+    larger = sum(entry.outcome == LARGER for entry in entries)
+    share = wilson(right, len(entries))
     undecided = sum(entry.outcome == UNDECIDED for entry in entries)
     yield (
-        f"{hits} of {len(entries)} predictions were right: {hits / len(entries):.0%} "
-        f"[{share.low:.0%}-{share.high:.0%}]; {undecided} undecided"
+        f"{right} of {len(entries)} named the right cause: {right / len(entries):.0%} "
+        f"[{share.low:.0%}-{share.high:.0%}], {larger} of them with an effect larger than predicted; "
+        f"{undecided} undecided"
     )

@@ -16,9 +16,11 @@ from rich.console import Console
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.probe import ProbeError
 from engine_lab.doctor import evidence, ledger
-from engine_lab.doctor.diagnosis import Diagnosis, diagnose
+from engine_lab.doctor.classes import words
+from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
-from engine_lab.doctor.recording import record
+from engine_lab.doctor.probe import probe
+from engine_lab.doctor.recording import nothing, record
 from engine_lab.doctor.report import causes, document, render
 from engine_lab.doctor.rule import Rule
 from engine_lab.doctor.rules import RULES
@@ -31,7 +33,7 @@ from engine_lab.shared.signals import ends_cleanly
 
 TIMEOUT_S = 30.0
 REQUESTS = 24
-"""Of a run of ``--verify``."""
+"""Of a run of ``--verify`` whose load is stated, not replayed."""
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -69,17 +71,22 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) -> int:
-    """Of the first finding that has overrides and predicts a time."""
-    finding = next((each for each in diagnosis.findings if each.remedy.overrides and each.rule.is_time), None)
+    """Of the first finding that predicts a time and has overrides, or advice that recorded requests can be sent by."""
+    replayed = bool(found.requests) and not flags.workload
+
+    def can_be_tried(finding: Finding) -> bool:
+        return finding.rule.is_time and bool(finding.remedy.overrides or (replayed and finding.remedy.change))
+
+    finding = next(filter(can_be_tried, diagnosis.findings), None)
     if finding is None:
-        print("nothing to verify: no finding has an override that saves time", file=sys.stderr)
+        print("nothing to verify: no finding that saves time has an override, or advice to try", file=sys.stderr)
         return OK
     try:
         file = _ledger(flags.ledger or "")
         options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
         with ends_cleanly(), Console(stderr=True).status("", refresh_per_second=1) as line:
-            estimate = asyncio.run(verify(finding, found, options, line.update))
-        entry = ledger.entry_of(finding, found, estimate)
+            verified = asyncio.run(verify(finding, found, options, line.update, replayed=replayed))
+        entry = ledger.entry_of(finding, found, verified.ratio, verified.paid)
         ledger.append(file, entry)
     except (Refused, ProbeError, LiveError, OSError) as error:
         return complain(error, FAILED)
@@ -87,7 +94,12 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
         return complain(error, USAGE)
     except KeyboardInterrupt:
         return complain("interrupted; nothing was verified", INTERRUPTED)
-    print("\n".join(ledger.score([entry])), file=sys.stderr if flags.json else sys.stdout)
+    to = sys.stderr if flags.json else sys.stdout
+    print("\n".join(ledger.score([entry])), file=to)
+    busy, runs = verified.busy
+    if busy:
+        print(f"the machine was busy in {busy} of {runs} runs: try again when it is quiet", file=to)
+    print(f"P95 without, in ms: {words(verified.before)}\n       with:        {words(verified.after)}", file=to)
     return OK
 
 
@@ -102,7 +114,8 @@ async def _record(flags: argparse.Namespace) -> Evidence:
         if said:
             print(f"engine doctor: {said}", file=sys.stderr)
         with console.status("", refresh_per_second=1) as line:
-            return await record(engine, flags.window, line.update)
+            way = nothing if flags.passive else lambda: probe(session, engine.url, flags.api_key)
+            return await record(engine, flags.window, line.update, way)
 
 
 def rules_at(name: str) -> Sequence[Rule]:

@@ -12,11 +12,11 @@ from engine_lab.doctor.recording import record
 from engine_lab.doctor.report import document
 from engine_lab.doctor.rules import RULES
 
-WINDOW_S = 5.0
+WINDOW_S, LONGEST_S = 5.0, 30.0
 
 
 async def findings(engine: EngineReader) -> Findings:
     """Takes three windows."""
-    evidence = await record(engine, WINDOW_S)
+    evidence = await record(engine, WINDOW_S, longest_s=LONGEST_S)
     diagnosis = await asyncio.to_thread(diagnose, evidence, RULES)
     return msgspec.convert(document(diagnosis, evidence), Findings)

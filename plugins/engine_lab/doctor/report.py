@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from engine_lab.doctor.classes import p95s, words
 from engine_lab.doctor.diagnosis import Diagnosis, Finding
 from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.figures import MEANING
@@ -35,15 +36,18 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
             {
                 "cause": finding.rule.cause,
                 "branch": finding.rule.branch,
+                "where": finding.rule.where,
                 "says": finding.rule.says,
                 "evidence": finding.evidence,
                 "overrides": finding.remedy.overrides,
                 "replaces": replaced(finding, evidence),
                 "advice": finding.remedy.advice,
+                "pays": finding.remedy.pays,
+                "is_trade": finding.remedy.is_trade,
                 "metric": finding.rule.metric,
                 "before": finding.metric,
                 "predicted_ratio": [finding.remedy.low, finding.remedy.high],
-                "predicts": finding.predicts,
+                "predicts": finding.predicts + (f"; paid by {finding.remedy.pays}" if finding.remedy.pays else ""),
                 "saved_ms": finding.saved_ms,
                 "falsifier": finding.falsifier,
             }
@@ -56,6 +60,7 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
         "meanings": {name: MEANING[name] for each in diagnosis.findings for name in each.evidence if MEANING.get(name)},
         "notes": list(notes(diagnosis, evidence)),
         "not_judged": [rule.cause for rule in diagnosis.unknown],
+        "p95_ms": p95s(evidence.requests),
         "windows_s": [figures["seconds"] for figures in evidence.windows],
         "requests": [figures.get("requests", 0.0) for figures in evidence.windows],
     }
@@ -76,6 +81,12 @@ def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         if each.unknown_in:
             why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
         yield f"abstained: {each.rule.cause}: {why}"
+    first, *others = diagnosis.findings or (None,)
+    if first is not None and first.rule.comes_first and others:
+        yield (
+            f"{first.rule.cause} comes first: what an override brings, and who pays, can be something else once it is "
+            "mended; look again then"
+        )
     requests = [figures.get("requests", 0.0) for figures in windows]
     if min(requests) < FEWEST:
         ended = ", ".join(f"{count:g}" for count in requests)
@@ -97,20 +108,25 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
         yield Text("no finding", style="bold")
     for number, finding in enumerate(diagnosis.findings, 1):
         yield from _finding(number, finding, replaced(finding, evidence))
+    if latencies := p95s(evidence.requests):
+        yield Text(f"\nP95 in ms of each class: {words(latencies)}", style="dim")
     for note in notes(diagnosis, evidence):
         yield Text(note, style="dim")
 
 
 def _finding(number: int, finding: Finding, instead_of: Sequence[str]) -> Iterator[Text]:
     rule, remedy = finding.rule, finding.remedy
-    yield Text.assemble("\n", (f"{number}. {rule.cause}", "bold"), f"  ({rule.branch})")
+    yield Text.assemble("\n", (f"{number}. {rule.cause}", "bold"), f"  ({rule.where}; {rule.branch})")
     yield Text(f"   {rule.says}")
     values = ", ".join(f"{name} {'/'.join(f'{v:.4g}' for v in found)}" for name, found in finding.evidence.items())
     yield Text(f"   evidence: {values}", style="dim")
     if remedy.overrides:
         now = f"  (now {' '.join(instead_of)})" if instead_of else ""
-        yield Text.assemble("   override: ", (" ".join(remedy.overrides), "bold cyan"), now)
+        name = "trade:   " if remedy.is_trade else "override:"
+        yield Text.assemble(f"   {name} ", (" ".join(remedy.overrides), "bold cyan"), now)
     if remedy.advice:
         yield Text(f"   advice:   {remedy.advice}")
     yield Text(f"   predicts: {finding.predicts}")
+    if remedy.overrides:
+        yield Text(f"   pays:     {remedy.pays or 'no class of requests'}")
     yield Text(f"   {finding.falsifier}")

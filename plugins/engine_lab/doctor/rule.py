@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import machine_of
 
+SERVER, MACHINE, CLIENTS, BETWEEN = "the server", "the machine", "the clients", "between server and clients"
+"""Where a cause is: what has to change."""
+
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
@@ -20,6 +23,13 @@ class Remedy:
     overrides: tuple[str, ...] = ()
     """Of the engine; none where only client or prompt can change."""
     advice: str = ""
+    pays: str = ""
+    """Who waits longer for it, for what, and how much; empty: nobody."""
+    is_trade: bool = False
+    """A class of requests is expected to get a P95 that is more than a tenth worse: not to be done unasked."""
+    change: str = ""
+    """Of the load, one of :data:`engine_lab.doctor.replay.CHANGES`: what the advice comes to, as far as it can be
+    tried."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high < 1.0:
@@ -46,6 +56,13 @@ class Rule:
     """Precondition: figures and the least each must be for the window to say anything."""
     comes_first: bool = False
     """Before all others: they may be consequences."""
+    where: str = SERVER
+    """Whose fault it is."""
+
+    @property
+    def reads_costs(self) -> bool:
+        """Whether it reasons with the step cost."""
+        return any(name.startswith("cost.") for name in self.shown)
 
     @property
     def is_time(self) -> bool:
@@ -54,6 +71,6 @@ class Rule:
     def can_judge(self, figures: Figures) -> bool:
         """A step cost that was measured while others had the cores says nothing of plugins."""
         known = all(name in figures for name in (self.metric, *self.shown))
-        if any(name.startswith("cost.") for name in self.shown) and machine_of(figures).is_busy:
+        if self.reads_costs and machine_of(figures).is_busy:
             return False
         return known and all(figures.get(name, 0.0) >= least for name, least in self.needs.items())

@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 import yaml
+from rich.console import Console
 
 from engine.cli.main import main
 from engine.counters.engine import EngineCounters
@@ -130,7 +131,26 @@ def test_a_rule_that_nearly_fires_says_what_it_lacks(url, monkeypatch, capsys):
     monkeypatch.setattr(Page, "engines", {"default": page(kv_used=0.97, waiting=0)})
     assert main(["alerts", "--url", url, *QUICK]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("EngineKvFull")]
-    assert line.split(maxsplit=3)[1:] == ["ok", "0.97", "not: engine_requests_waiting > 0"]
+    assert line.rstrip().split(maxsplit=3)[1:] == ["ok", "0.97", "not: engine_requests_waiting > 0"]
+
+
+def test_burn_rates_share_a_row_that_says_how_long_was_watched(capsys):
+    watched = alerts_main.Watched(rules(RuleOptions()), at_once=True)
+    for second in (0.0, 25.0):
+        late = {"engine_ttft_seconds_count": 160.0 * second, 'engine_ttft_seconds_bucket{le="0.5"}': 0.0}
+        watched.add(second, {"a": late})
+    Console(width=300).print(alerts_main.render(watched.evaluate(), watched.histories))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "EngineTtftBurnRate" in line]
+    assert "firing (page)" in row and "1h, 6h, 24h, 3d: firing" in row and "Watched for 25 s" in row
+
+
+def test_too_little_data_is_not_ok(url, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(Page, "engines", {"default": page(waiting=0)})
+    assert main(["alerts", "--url", url, *QUICK]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "unknown" in lines["EngineTtftTail"] and "too little data" in lines["EngineTtftTail"]
+    assert lines["EngineKvFull"].split()[1] == lines["EngineUnreachable"].split()[1] == "ok"
 
 
 def test_watching_says_when_a_rule_begins_and_ceases_to_hold(monkeypatch, capsys):

@@ -17,7 +17,7 @@ from tests.needs import needs
 
 from engine.counters.declared import SECONDS
 from engine.counters.engine import EngineCounters
-from engine_lab.alerts.evaluation import FIRING, OK, Evaluator
+from engine_lab.alerts.evaluation import FIRING, OK, UNKNOWN, Evaluator
 from engine_lab.alerts.history import History, scrape_of
 from engine_lab.alerts.rules import Rule, RuleOptions, names, rules
 from engine_lab.alerts.rules_file import rules_file
@@ -77,9 +77,11 @@ def test_a_burn_rate_that_no_share_of_late_requests_exceeds_is_left_out():
 
 def test_a_rule_of_which_nothing_is_known_does_not_fire():
     history = History()
-    assert {found.state for found in Evaluator(TABLE).evaluate(history)} == {OK}
+    assert {found.state for found in Evaluator(TABLE).evaluate(history)} == {UNKNOWN}
     history.add(1.0, {"up": 1.0})
-    assert {found.state for found in Evaluator(TABLE, at_once=True).evaluate(history)} == {OK}
+    found = Evaluator(TABLE, at_once=True).evaluate(history)
+    assert {each.rule.name for each in found if each.state == OK} == {"EngineUnreachable"}
+    assert {each.state for each in found} == {OK, UNKNOWN}
 
 
 def test_history_is_bounded_and_still_reaches_back_three_days():

@@ -11,8 +11,8 @@ from engine_lab.doctor.rule import Remedy, Rule
 
 RECORDED = Path(__file__).parent / "recorded"
 """Of real engines, by ``tools/benchmarks/doctor_faults.py``; ``CAUSE.json``, and ``healthy-*.json``. The engine of
-``overload.json`` fitted no cost of a row: it is 0 there. ``breakpoint_moves.json`` was recorded beside other processes:
-figures of the machine are left out."""
+``overload.json`` fitted no cost of a row: it is 0 there. ``breakpoint_moves.json`` and ``long_prompt_among_short.json``
+were recorded beside other processes: figures of the machine are left out."""
 
 
 def recorded(name: str) -> Evidence:

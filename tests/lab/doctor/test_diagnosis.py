@@ -43,6 +43,15 @@ def test_findings_that_save_more_time_come_first() -> None:
     assert [finding.rule.cause for finding in found.findings] == ["more", "less"]
 
 
+def test_a_remedy_that_harms_a_class_comes_last_however_much_it_saves() -> None:
+    def trade(engine: Engine, figures: Figures) -> Remedy:
+        return Remedy(0.1, 0.2, ("overlap=true",), "", "short ones: ITL x 2", is_trade=True)
+
+    rule = Rule("harms_some", "a branch", "It is slow.", "ttft_p50_ms", (), trade)
+    found = diagnose(windows(200.0, 200.0, 200.0), [rule, slow(saves=0.2)]).findings
+    assert [finding.rule.cause for finding in found] == ["slow", "harms_some"]
+
+
 def test_the_predicted_range_holds_that_of_every_window() -> None:
     def look(engine: Engine, figures: Figures) -> Remedy:
         return Remedy(figures["ttft_p50_ms"] / 1000, figures["ttft_p50_ms"] / 1000 + 0.1)

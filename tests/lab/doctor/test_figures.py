@@ -33,7 +33,9 @@ def request(**more: Any) -> dict[str, Any]:
         "total_ms": 100.0,
         "ttft_ms": 20.0,
         "spans": {"queue": 1.0, "prefill": 15.0, "decode": 80.0},
-        "meanwhile": {"write_ms": 2.0},
+        "draft_chains": 0,
+        "accepted_tokens": 0,
+        "meanwhile": {"write_ms": 2.0, "unread_ms": 1.0},
         "ended_s_ago": 0.5,
     }
     return usual | more
@@ -107,7 +109,8 @@ def test_bursts_are_dispersed_and_a_metronome_is_not() -> None:
 
 def test_what_others_have_in_common_is_told_apart_by_why() -> None:
     kinds = ("inserted", "order", "evicted", "differs")
-    details = [{"prompt_tokens": 100, "spans": [], "prefix": {"kind": kind, "shared_tokens": 20}} for kind in kinds]
+    one: dict[str, Any] = {"prompt_tokens": 100, "cached_tokens": 0, "spans": []}
+    details = [one | {"prefix": {"kind": kind, "shared_tokens": 20}} for kind in kinds]
     found = figures_of(seen(details=details))
     assert (found["early_share"], found["order_share"], found["evicted_share"]) == (0.25, 0.25, 0.25)
     assert found["shared_share"] == pytest.approx(0.2)

@@ -44,7 +44,15 @@ def test_the_ledger_keeps_entries_and_says_how_many_were_right(tmp_path: Path) -
         ledger.append(file, each)
     assert [each.outcome for each in ledger.read(file)] == ["hit", "hit", "miss"]
     last = list(ledger.score(ledger.read(file)))[-1]
-    assert last.startswith("2 of 3 predictions were right: 67% [21%-94%]")
+    assert last.startswith("2 of 3 named the right cause: 67% [21%-94%]")
+
+
+def test_more_than_was_predicted_is_the_right_cause(tmp_path: Path) -> None:
+    larger = entry(0.02, 0.01, 0.04)
+    assert larger.outcome == ledger.LARGER
+    said = list(ledger.score([larger, entry(1.1, 0.95, 1.3)]))
+    assert "right cause, effect larger than predicted" in said[1]
+    assert said[-1].startswith("1 of 2 named the right cause") and "1 of them with an effect larger" in said[-1]
 
 
 def test_a_ledger_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,19 @@ def test_recorded_evidence_is_diagnosed_without_an_engine(capsys: pytest.Capture
     assert "this was not the cause" in " ".join(said.split())
 
 
+def test_beside_a_busy_machine_other_findings_are_said_to_be_for_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = recorded("too_few_rows")
+    busy = [figures | {"waiting_for_core": 0.4, "others_cpus": 1.0, "cpus": 2.0} for figures in evidence.windows]
+    taken = [figures | {"stolen_share": 0.0} for figures in busy]
+    write(msgspec.structs.replace(evidence, windows=taken), str(tmp_path / "busy.json"))
+    assert main(["doctor", "--evidence", str(tmp_path / "busy.json")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1. machine_busy (the machine;" in said and "2. too_few_rows (the server;" in said
+    assert "machine_busy comes first: what an override brings" in said
+
+
 def test_json_has_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json", "--evidence", str(RECORDED / "too_few_rows.json")]) == 0
     found = json.loads(capsys.readouterr().out)

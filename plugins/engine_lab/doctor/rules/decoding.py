@@ -2,57 +2,85 @@
 
 from __future__ import annotations
 
+from engine_lab.doctor.classes import WORSE
 from engine_lab.doctor.evidence import Engine, Figures
-from engine_lab.doctor.figures import STEP_COST, decode_row_ms
-from engine_lab.doctor.rule import Remedy, Rule
+from engine_lab.doctor.figures import STEP_COST, decode_row_ms, machine_of
+from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
 
 BRANCH = "ITL"
-ENOUGH = {"requests": 3.0, "steps": 20.0, "itl_count": 50.0}
+ENOUGH = {"steps": 20.0, "itl_count": 50.0}
+"""Tokens, not requests that ended: those of a slow engine have not, yet."""
 CHUNK_COST = (*STEP_COST, "cost.per_prefill_context_ms")
+TARGET_MS, MOST_TARGET_MS = 50.0, 100.0
+"""ITL of class ``chat``, and what a slow machine may have."""
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
-
-
 LONG = 1024
 """Tokens of a context from which on it may be called long."""
-
-
-def stalls(engine: Engine, figures: Figures) -> bool:
-    """Whether steps with another's prompt in them hold up decoding for several decode steps."""
-    chunk = figures["chunk_max"]
-    tokens_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
-    return (
-        not engine.settings.get("scheduler.itl_target_ms")
-        and chunk >= 384
-        and figures["cost.per_row_ms"] + tokens_ms >= 5.0 * figures["itl_p50_ms"]
-        and figures["itl_p999_ms"] >= 5.0 * figures["itl_p50_ms"]
-        and figures["stalled_share"] >= 0.1
-    )
+STALL_MS = 40.0
+"""Between two tokens: shorter is no stall."""
 
 
 def is_one_long(figures: Figures) -> bool:
     return figures["prompt_max"] >= 5.0 * figures["prompt_p50"]
 
 
-def smaller_chunks(engine: Engine, figures: Figures, advice: str) -> Remedy:
-    chunk = figures["chunk_max"]
-    size = 64
-    while size * 2 <= chunk / 4:
-        size *= 2
+def shorter_steps(engine: Engine, figures: Figures, advice: str, change: str = "") -> Remedy:
+    """With a target for ITL, so that chunks are as long as this machine computes in it. Each chunk pays a decode step
+    on top: with a target of twelve of them the prompts themselves wait a tenth longer. Where there is a target, or none
+    would help, the advice is all there is."""
+    fixed = figures["itl_p50_ms"]
+    target = min(MOST_TARGET_MS, max(TARGET_MS, 10.0 * round(1.2 * fixed)))
+    stall = figures["itl_p999_ms"]
+    if engine.settings.get("scheduler.itl_target_ms") or stall < 1.5 * target:
+        return Remedy(0.05, 0.8, (), advice, change=change)
     chunked = () if engine.slots.get("scheduler") == "chunked_prefill" else ("scheduler=chunked_prefill",)
-    return Remedy(0.8 * size / chunk, 0.8, (*chunked, f"scheduler.token_budget={size}"), advice)
+    words = (*chunked, f"scheduler.itl_target_ms={target:g}")
+    longer = target / max(1e-9, target - fixed)
+    if longer > 2.0:
+        return Remedy(0.05, 0.8, (), advice, change=change)
+    pays = f"who sends long prompts: TTFT up to x {longer:.2f}"
+    low, high = min(0.5, 0.4 * target / stall), min(0.8, 3.0 * target / stall)
+    return Remedy(low, high, words, advice, pays, longer > WORSE, change)
 
 
 def budget_too_large(engine: Engine, figures: Figures) -> Remedy | None:
-    if not stalls(engine, figures) or is_one_long(figures):
+    chunk, decode = figures["chunk_max"], figures["itl_p50_ms"]
+    if engine.settings.get("scheduler.itl_target_ms") or is_one_long(figures) or chunk < 384:
         return None
-    return smaller_chunks(engine, figures, "Or scheduler.itl_target_ms. A prompt's own TTFT rises a little.")
+    tokens_ms = chunk * (figures["cost.per_token_ms"] + chunk / 2 * figures["cost.per_prefill_context_ms"])
+    if figures["cost.per_row_ms"] + tokens_ms < 5.0 * decode or figures["itl_p999_ms"] < 5.0 * decode:
+        return None
+    advice = "Or a smaller scheduler.token_budget."
+    return shorter_steps(engine, figures, advice) if figures["stalled_share"] >= 0.1 else None
 
 
 def long_prompt(engine: Engine, figures: Figures) -> Remedy | None:
-    if not stalls(engine, figures) or not is_one_long(figures):
+    """By what requests decoded beside, and how long their slowest tokens took beside their quickest: no step cost."""
+    short = figures["short_prompt"]
+    if figures["long_share"] > 0.8 or figures["long_computed"] < max(384.0, 4.0 * short):
         return None
-    return smaller_chunks(engine, figures, "Or send long prompts to an engine of their own, or shorten them (RAG).")
+    if figures["beside_max"] < max(256.0, 2.0 * short):
+        return None
+    if figures["itl_p999_ms"] < max(STALL_MS, 4.0 * figures["itl_p10_ms"]) or figures["stalled_share"] < 0.1:
+        return None
+    advice = "Send long prompts to an engine of their own, or shorten them (RAG)."
+    return shorter_steps(engine, figures, advice, "without_long")
+
+
+def wasted_drafts(engine: Engine, figures: Figures) -> Remedy | None:
+    """By what is accepted: each token that is thrown away was computed. On a busy machine only where twice as many are
+    thrown away as reach a client."""
+    if engine.slots.get("drafter", "none") == "none" or figures["chains"] < 30:
+        return None
+    accepted, wasted = figures["accepted"] / figures["chains"], figures["drafted"] - figures["accepted"]
+    least = 2.0 if machine_of(figures).is_busy else 0.15
+    if accepted > 0.5 or wasted < least * figures["itl_count"]:
+        return None
+    pays = ""
+    if figures["drafts_well_share"] >= 0.2:
+        pays = f"{figures['drafts_well_share']:.0%} of requests, whose drafts are accepted: ITL as without a drafter"
+    return Remedy(0.5, 0.99, ("drafter=none",), "Or drafts where text repeats itself.", pays, bool(pays))
 
 
 def drafter(engine: Engine, figures: Figures) -> Remedy | None:
@@ -64,7 +92,9 @@ def drafter(engine: Engine, figures: Figures) -> Remedy | None:
     accepted = figures["accepted"] / figures["steps"]
     plain = figures["cost.base_ms"] + rows * decode_row_ms(figures)
     drafted = plain + figures["draft_ms"] + drafts * figures["cost.per_token_ms"]
-    ratio = plain * (rows + accepted) / rows / drafted
+    tokens = (rows + accepted) / rows
+    of_drafts = min(1.0, drafted / tokens / figures["itl_mean_ms"])  # of ITL; the rest are others' prompts
+    ratio = 1.0 - of_drafts * (1.0 - plain * tokens / drafted)
     return Remedy(0.7 * ratio, min(0.97, 1.15 * ratio), ("drafter=none",)) if ratio <= 0.85 else None
 
 
@@ -78,7 +108,7 @@ def eager(engine: Engine, figures: Figures) -> Remedy | None:
 def uncaptured(engine: Engine, figures: Figures) -> Remedy | None:
     if not any("uncaptured" in line for line in engine.lowering):
         return None
-    if engine.slots.get("kv_format") == "native" or figures["preemptions"] > 0:
+    if engine.slots.get("kv_format") == "native" or figures["preemptions"] > 0 or figures["kv_used_max"] > 0.45:
         return None
     advice = "The KV format pays where requests are preempted, and here none was."
     return Remedy(0.3, 0.95, ("kv_format=native",), advice)
@@ -88,7 +118,7 @@ def host_gap(engine: Engine, figures: Figures) -> Remedy | None:
     if engine.overlap:
         return None
     share = figures["gap_ms"] / (figures["step_ms"] + figures["gap_ms"])
-    return Remedy(max(0.05, 1.0 - share), 1.0 - 0.2 * share, ("overlap=true",)) if share >= 0.08 else None
+    return Remedy(max(0.05, 1.0 - share), 1.0 - 0.2 * share, ("overlap=true",)) if share >= 0.15 else None
 
 
 def quantizer(engine: Engine, figures: Figures) -> Remedy | None:
@@ -139,15 +169,18 @@ RULES = (
         "ITL: steps with prompts in them",
         "A few prompts are much longer than the others, and decoding waits while they are computed.",
         "itl_p999_ms",
-        (
-            "prompt_p50",
-            "prompt_max",
-            "chunk_max",
-            "stalled_share",
-            "itl_p50_ms",
-            *CHUNK_COST,
-        ),
+        ("long_share", "long_computed", "short_prompt", "beside_max", "stalled_share", "itl_p10_ms"),
         long_prompt,
+        ENOUGH,
+        where=CLIENTS,
+    ),
+    Rule(
+        "drafts_not_accepted",
+        "ITL: speculation",
+        "Most drafts are computed and thrown away: the drafter does not guess this text, or this temperature.",
+        "itl_mean_ms",
+        ("drafted", "accepted", "chains", "drafts_well_share"),
+        wasted_drafts,
         ENOUGH,
     ),
     Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import machine_of
-from engine_lab.doctor.rule import Remedy, Rule
+from engine_lab.doctor.rule import MACHINE, Remedy, Rule
 
 
 def busy(engine: Engine, figures: Figures) -> Remedy | None:
@@ -21,12 +21,13 @@ def busy(engine: Engine, figures: Figures) -> Remedy | None:
 RULES = (
     Rule(
         "machine_busy",
-        "the machine: is a core free?",
+        "is a core free?",
         "The machine is busy: the engine's threads wait for cores that others use.",
         "step_ms",
         ("waiting_for_core", "others_cpus", "stolen_share"),
         busy,
         {"steps": 1.0},
         comes_first=True,
+        where=MACHINE,
     ),
 )

@@ -18,7 +18,7 @@ def too_small(engine: Engine, figures: Figures) -> Remedy | None:
     if not (waits or taken) or reserves(engine, figures):
         return None
     advice = "Or fewer requests at once (scheduler.max_requests), or shorter prompts and answers."
-    return Remedy(0.2, 0.9, more_kv(engine), advice)
+    return Remedy(0.2, 0.9, *more_kv(engine, advice))
 
 
 def reserves(engine: Engine, figures: Figures) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
-from engine_lab.doctor.rule import Remedy, Rule
+from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
 
 BRANCH = "TTFT, long prompt: prefix caching"
 EXPLAINED = {"explained": 3.0, "requests": 3.0, "prompt_p50": 64.0}
@@ -20,8 +20,8 @@ def reuse(figures: Figures, share: float) -> Remedy | None:
     return Remedy(max(0.02, 1.0 - 1.1 * saved * (ours + others) / total), 1.0 - 0.4 * saved * ours / total)
 
 
-def with_advice(remedy: Remedy | None, advice: str, *overrides: str) -> Remedy | None:
-    return remedy and Remedy(remedy.low, remedy.high, overrides, advice)
+def with_advice(remedy: Remedy | None, advice: str, *overrides: str, change: str = "") -> Remedy | None:
+    return remedy and Remedy(remedy.low, remedy.high, overrides, advice, change=change)
 
 
 def broken_early(engine: Engine, figures: Figures) -> Remedy | None:
@@ -32,6 +32,7 @@ def broken_early(engine: Engine, figures: Figures) -> Remedy | None:
         reuse(figures, alike),
         "Put what differs (a date, a number, an id) after what all prompts share: static text first. GET "
         "/engine/requests/ID says which token it is.",
+        change="share",
     )
 
 
@@ -43,6 +44,7 @@ def breakpoint_moves(engine: Engine, figures: Figures) -> Remedy | None:
         reuse(figures, stable),
         "Put the breakpoint (cache_control, prompt_cache_breakpoint) at the end of what stays the same, and after that "
         "what changes with each request: what is written at a breakpoint is read only if all before it is equal.",
+        change="share",
     )
 
 
@@ -53,6 +55,7 @@ def reordered(engine: Engine, figures: Figures) -> Remedy | None:
         reuse(figures, 0.5 * (1.0 - figures["cached_share"])),
         "Keep one order of the parts that prompts share (documents, tools, examples): sorted by name, not by rank; or "
         "put them after what is always the same, and fewer of them.",
+        change="share",
     )
 
 
@@ -66,16 +69,21 @@ def evicted(engine: Engine, figures: Figures) -> Remedy | None:
     lost = figures["shared_share"] - figures["cached_share"]
     if engine.slots.get("kv_allocator") != "prefix_cache" or figures["evicted_share"] < 0.2 or lost < 0.1:
         return None
-    return with_advice(
-        reuse(figures, lost), "Prefixes are evicted before they are used again.", *more_kv(engine)
-    )  # fmt: skip
+    remedy = reuse(figures, lost)
+    advice = "Prefixes are evicted before they are used again."
+    return remedy and Remedy(remedy.low, remedy.high, *more_kv(engine, advice))
 
 
-def more_kv(engine: Engine) -> tuple[str, ...]:
-    """Four times the KV tokens where their number was set, else smaller ones."""
+def more_kv(engine: Engine, advice: str) -> tuple[tuple[str, ...], str, str, bool]:
+    """Overrides, advice, who pays and whether it is a trade: four times the KV tokens where their number was set, else
+    smaller ones, which steps of a CPU compute more slowly with."""
     if engine.settings.get("memory.kv_tokens") is not None:
-        return (f"memory.kv_tokens={4 * engine.settings['memory.kv_tokens']}",)
-    return ("kv_format=int8",) if engine.slots.get("kv_format") == "native" else ()
+        return (f"memory.kv_tokens={4 * engine.settings['memory.kv_tokens']}",), advice, "", False
+    if engine.slots.get("kv_format") != "native":
+        return (), advice, "", False
+    if engine.kind == "cpu":
+        return ("kv_format=int8",), advice, "everybody: ITL up to x 1.6, as int8 keys are converted", True
+    return ("kv_format=int8",), advice, "", False
 
 
 RULES = (
@@ -87,6 +95,7 @@ RULES = (
         ("early_share", "cached_share", "prompt_p50", "prefill_ms"),
         broken_early,
         EXPLAINED,
+        where=CLIENTS,
     ),
     Rule(
         "breakpoint_moves",
@@ -96,6 +105,7 @@ RULES = (
         ("moved_share", "breakpoint_share", "shared_share", "prefill_ms"),
         breakpoint_moves,
         EXPLAINED,
+        where=CLIENTS,
     ),
     Rule(
         "prompt_parts_reordered",
@@ -105,6 +115,7 @@ RULES = (
         ("order_share", "cached_share", "prompt_p50", "prefill_ms"),
         reordered,
         EXPLAINED,
+        where=CLIENTS,
     ),
     Rule(
         "prefix_cache_off",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
-from engine_lab.doctor.figures import STEP_COST, decode_row_ms
-from engine_lab.doctor.rule import Remedy, Rule
+from engine_lab.doctor.figures import decode_row_ms
+from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
 
 BRANCH = "TTFT, no long prompt: queue depth"
 WAITS = ("waiting_mean", "waiting_share", "running_max", "queue_ms", "kv_used_max")
@@ -12,7 +12,10 @@ ENOUGH = {"requests": 3.0, "steps": 20.0}
 BATCHES_WELL = 1.5
 """Twice the rows bring so many times the requests per second: then the device has room."""
 FEW, BUSY = 16, 0.7
-LONGER_ITL = "Others wait longer for a token beside a prompt: see that the highest ITL is still good enough."
+SMALL_CHUNK, SMALL_BUDGET, LARGE_BUDGET = 96, 256, 2048
+"""Tokens. Of a smaller chunk the fixed cost of a step is a good part, on any machine."""
+TARGET_MS, LOW_TARGET_MS = 50.0, 20.0
+"""ITL of class ``chat``; and below what a target leaves hardly any time for prompts: a higher one was chosen."""
 
 
 def without_queue(figures: Figures, most: float = 0.95) -> Remedy | None:
@@ -58,7 +61,8 @@ def too_few_rows(engine: Engine, figures: Figures) -> Remedy | None:
     remedy, wanted = without_queue(figures), limit
     while wanted < min(256, limit + 2 * figures["waiting_mean"]):
         wanted *= 2
-    return remedy and Remedy(remedy.low, remedy.high, (f"scheduler.max_requests={wanted}",))
+    pays = "who runs now: ITL, as a step computes more rows; less than the waiting that ends"
+    return remedy and Remedy(remedy.low, remedy.high, (f"scheduler.max_requests={wanted}",), "", pays)
 
 
 def overload(engine: Engine, figures: Figures) -> Remedy | None:
@@ -78,7 +82,7 @@ def bursts(engine: Engine, figures: Figures) -> Remedy | None:
     if figures["ttft_p95_ms"] < 2.0 * figures["ttft_p50_ms"] and figures["rows"] < 2.0:
         return None
     advice = "Requests come in bursts while the engine idles between them: spread them out at the client."
-    return Remedy(0.2, 0.8, (), advice)
+    return Remedy(0.2, 0.8, (), advice, change="spread")
 
 
 def refused(engine: Engine, figures: Figures) -> Remedy | None:
@@ -87,19 +91,21 @@ def refused(engine: Engine, figures: Figures) -> Remedy | None:
     if figures["rejected"] < max(3.0, 0.05 * arrived) or limit >= 128:
         return None
     advice = "Refused requests come again later or not at all. If a longer queue only waits longer, add an engine."
-    return Remedy(0.0, 0.95, (f"server.max_queue={max(256, 4 * limit)}",), advice)
+    pays = "everybody: TTFT, as requests wait that are refused now"
+    return Remedy(0.0, 0.95, (f"server.max_queue={max(256, 4 * limit)}",), advice, pays, is_trade=True)
 
 
 def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
     budget, target = engine.settings.get("scheduler.token_budget"), engine.settings.get("scheduler.itl_target_ms")
-    if budget is None or figures["chunks_mean"] < 4.0 or not (target or budget <= 256):
-        return None
-    override = "scheduler.itl_target_ms=0" if target else "scheduler.token_budget=2048"
+    is_low, is_small = 0.0 < (target or 0.0) < LOW_TARGET_MS, budget is not None and budget <= SMALL_BUDGET
     tokens = figures["prompt_mean"] * (1.0 - figures["cached_share"])
-    fixed = figures["cost.base_ms"] + figures["cost.per_row_ms"]
-    whole = fixed + tokens * figures["cost.per_token_ms"]
-    ratio = whole / (whole + (figures["chunks_mean"] - 1) * (fixed + figures["gap_ms"]))
-    return Remedy(max(0.05, 0.4 * ratio), 0.92, (override,), LONGER_ITL) if ratio < 0.85 else None
+    chunks = figures["chunks_mean"]
+    if not (is_low or is_small) or chunks < 4.0 or tokens / chunks > SMALL_CHUNK:
+        return None
+    words = [f"scheduler.token_budget={LARGE_BUDGET}"] * is_small
+    words += [f"scheduler.itl_target_ms={TARGET_MS:g}"] * (is_low or not target)
+    pays = f"who decodes beside a prompt: ITL up to {TARGET_MS:g} ms, the limit of class chat"
+    return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays)
 
 
 RULES = (
@@ -138,6 +144,7 @@ RULES = (
         ("arrivals_dispersion", "busy_share", "ttft_p50_ms", "ttft_p95_ms"),
         bursts,
         {"requests": 8.0},
+        where=CLIENTS,
     ),
     Rule(
         "queue_limit",
@@ -153,7 +160,7 @@ RULES = (
         "TTFT, long prompt: chunked prefill",
         "A prompt takes many small steps, and each step has a fixed cost.",
         "ttft_p50_ms",
-        ("chunks_mean", "prompt_mean", *STEP_COST, "gap_ms", "cached_share"),
+        ("chunks_mean", "prompt_mean", "cached_share"),
         small_chunks,
         ENOUGH,
     ),
