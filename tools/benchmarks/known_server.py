@@ -23,10 +23,14 @@ class KnownServer:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**28)
+        app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post("/v1/chat/completions", self.complete)
         return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response({})
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "known", "object": "model"}]})
