@@ -3,7 +3,8 @@ torch.
 
     python tools/benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
 
-The vocabulary stays behind: tokens go in and come out as ids. With ``q4_0`` the embedding, which a tied model also uses
+The vocabulary stays behind: tokens go in and come out as ids, or, with ``--vocabulary``, as bytes and made-up words, so
+that llama.cpp's server can be asked. With ``q4_0`` the embedding, which a tied model also uses
 as its head, is stored in 8 bits.
 """
 
@@ -78,11 +79,25 @@ def tensors(model: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.stack([by_number[number] for number in range(len(by_number))])
 
 
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Three special tokens, the bytes, and words of numbers."""
+    special, words = ("<unk>", "<s>", "</s>"), size - 259
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*special, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"▁w{i}" for i in range(words))])
+    writer.add_token_scores([-float(i) for i in range(size)])
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * words])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--type", choices=TYPES, default="bf16")
+    parser.add_argument("--vocabulary", action="store_true", help="made-up words, for a server")
     options = parser.parse_args()
     config = json.loads((options.model / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -106,7 +121,10 @@ def main() -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    if options.vocabulary:
+        add_vocabulary(writer, config["vocab_size"])
+    else:
+        writer.add_tokenizer_model("no_vocab")
     for name, tensor in tensors(options.model):
         if family == "llama" and ("q_proj" in name or "k_proj" in name):
             tensor = in_pairs(tensor, heads if "q_proj" in name else kv_heads)

@@ -114,10 +114,9 @@ class Client:
         async with asyncio.TaskGroup() as tasks:
             if len(loads) < len(options.classes) or not loads:
                 tasks.create_task(self._come(options, self.requests(stream), on_done))
-            for each, requests in loads:
-                own = replace(
-                    options, rate=each.rate, concurrency=each.concurrency or 1, most_running=None, pattern=POISSON
-                )
+            for number, (each, requests) in enumerate(loads, 1):
+                own = replace(options, rate=each.rate, concurrency=each.concurrency or 1, seed=options.seed + number)
+                own = replace(own, pattern=POISSON, most_running=None)
                 tasks.create_task(self._come(own, requests, on_done))
 
     async def _come(self, options: BenchOptions, requests: Iterator[BenchRequest], on_done: OnDone) -> None:

@@ -100,15 +100,12 @@ def summarise(
 
 def by_class(records: Sequence[RequestRecord], limits: Limits, duration_s: float) -> dict[str, dict[str, Any]] | None:
     """What each class of requests saw, by name; ``None`` where there is but one without a name."""
-    names = sorted({record.service_class for record in records})
-    return (
-        None
-        if names in ([], [""])
-        else {
-            name: part([record for record in records if record.service_class == name], limits, duration_s)
-            for name in names
-        }
-    )
+    found: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(record.service_class, []).append(record)
+    if not found.keys() - {""}:
+        return None
+    return {name: part(found[name], limits, duration_s) for name in sorted(found)}
 
 
 def slices(

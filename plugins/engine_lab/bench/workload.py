@@ -120,7 +120,7 @@ class Workload:
         for index in itertools.count():
             length = self.prompt_tokens.sample(rng)
             output = self.output_tokens.sample(rng)
-            tag = f"{self.nonce} {stream} {index}: "
+            tag = f"{self.nonce} {stream}{self.service_class} {index}: "
             prompt = self._prompt(rng, shared[chance.randrange(self.prefixes)], length, tag)
             turns = tuple(self._turn(chance) for _ in range(self.turns.sample(chance) - 1))
             leaves = self.leave is not None and chance.random() < self.leave.share

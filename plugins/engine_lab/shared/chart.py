@@ -57,8 +57,11 @@ def chart(
     for index, one in enumerate(series):
         parts.append(_series(one, [place(x, y) for x, y in one.points], index % COLORS))
     if len(series) > 1:
+        apart = min(90, 360 // len(series))
         parts += [
-            tag("text", one.name, x=f"{WIDTH - RIGHT - 90 * (len(series) - i) + 84}", y=16, class_=f"key s{i % COLORS}")
+            tag(
+                "text", one.name, x=WIDTH - RIGHT - 6 - apart * (len(series) - 1 - i), y=16, class_=f"key s{i % COLORS}"
+            )
             for i, one in enumerate(series)
         ]
     picture = tag("svg", tag("title", title), *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", width=WIDTH)

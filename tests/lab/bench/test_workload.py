@@ -101,6 +101,12 @@ def test_in_a_ramp_the_rate_grows_evenly():
     assert times[-1] - times[-2] == pytest.approx(0.1)
 
 
+def test_classes_share_no_prompts():
+    ids = replace(BASE, vocab_size=1000)
+    found = [prompts(replace(ids, service_class=name), 1)[0] for name in ("chat", "batch")]
+    assert common([list(prompt) for prompt in found]) <= 2
+
+
 def test_each_of_several_prefixes_is_shared_by_a_part_of_the_prompts():
     found = prompts(replace(BASE, shared_prefix=0.8, prefixes=3), 40)
     assert len({prompt[:160] for prompt in found}) == 3 and len(set(found)) == 40
