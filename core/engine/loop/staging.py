@@ -64,6 +64,8 @@ class Read:
     """When it was expected to be done."""
     compute_s: float = math.inf
     """What computing its tokens is believed to take."""
+    ahead_s: float = 0.0
+    """How long it would have waited without it, for others to be computed."""
 
     @property
     def waited_ms(self) -> float:
@@ -98,9 +100,10 @@ class Tally:
     load_s: float = 0.0
     """That requests waited for it, those of ``skipped`` as well."""
     saved_s: float = 0.0
-    """What computing ``loaded_tokens`` would have taken, less ``load_s``; without those of ``unpriced``."""
+    """What computing ``loaded_tokens`` would have taken, less the part of ``load_s`` that they would not have waited
+    anyway; without those of ``unpriced``."""
     unpriced: StepWork = NO_WORK
-    """Loaded tokens of which it is not known what computing them takes, and how long requests waited for them."""
+    """Loaded tokens of which it is not known what computing them takes, and that part of the waiting for them."""
     unpriced_s: float = 0.0
     skipped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SKIPPED, 0)))
     """Requests whose tokens it had and that computed them, by reason."""
@@ -172,7 +175,7 @@ class Staging:
         now = self._clock()
         deadline_s = now + max(expected_s, ahead_s) + LATEST * compute_s
         read = Read(ids, slots, num_bytes, now, deadline_s, store=number, expected_s=now + expected_s)
-        read.compute_s = compute_s
+        read.compute_s, read.ahead_s = compute_s, ahead_s
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )
