@@ -115,6 +115,22 @@ def test_a_read_may_take_as_long_as_others_are_computed_that_come_before() -> No
     assert read is not None and read.deadline_s == pytest.approx(house.now + (2.0 + LATEST * 0.1) * EXPECTED_S)
 
 
+@pytest.mark.parametrize(("after_s", "longer_s"), [(0.0, 0.0), (1.5, 0.5 + LATEST), (2.5, LATEST)])
+def test_when_nobody_is_computed_before_it_a_request_waits_no_longer_than_that_pays(
+    after_s: float, longer_s: float
+) -> None:
+    """``after_s``: of a read that was expected to take 2 s and of a request that takes 1 s to compute."""
+    house = House()
+    house.staging._rates[0] = len(IDS) * SIZE / 2.0
+    read = house.staging.read(0, IDS, 1.0, 5.0)
+    assert read is not None and read.deadline_s == house.now + 5.0 + LATEST
+    house.now += after_s
+    for _ in range(2):
+        read.comes_next(house.now)
+        assert read.deadline_s == pytest.approx(house.now + longer_s)
+    assert read.waits(house.now) == (longer_s > 0.0)
+
+
 def test_a_store_that_was_slow_once_is_measured_again() -> None:
     house = House()
     assert house.read() is not None

@@ -14,11 +14,13 @@ from engine.contracts.request import Retained
 from engine.contracts.step_cost import StepCost, StepWork
 from engine.kv.block_keys import BlockKeys
 from engine.kv.checked_allocator import CheckedAllocator
+from engine.loop.staging import Read
 from engine.loop.tiers import Tiers
 from engine.step.plan import RecordMove
 from engine.testing.context import build_context
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 from engine_plugins.kv_store.host import HostConfig, HostStore
+from tests.loop.test_staging import SlowStore
 
 BLOCK, WINDOW, LENGTH = 8, 24, 200
 UNKNOWN = StepCost(0.0, 0.0, 0)
@@ -175,6 +177,15 @@ def test_what_loads_save_is_counted_once_a_step_has_shown_what_a_prompt_takes() 
         assert state.unpriced_tokens == 0
         assert house.tiers.states(measured)[0] == state
         assert state.saved_s == pytest.approx(0.01 + 40_960 * (1e-4 + 1e-6 * mean), rel=0.01)
+
+
+def test_waiting_while_others_are_computed_costs_nothing() -> None:
+    house = House(FULL, further=[SlowStore()])
+    read = Read((), (), 0, 10.0, 20.0, done=True, ended_s=12.0, ahead_s=1.5)
+    assert house.tiers.give_up(read, {"further": 64}).ms == 2000.0
+    measured = StepCost(0.0, 100.0, 9, largest=StepWork.chunk(512))
+    state = house.tiers.states(measured)[1]
+    assert (state.load_s, state.saved_s) == (2.0, pytest.approx(6.4 - 0.5))
 
 
 def test_nothing_is_found_after_clear() -> None:

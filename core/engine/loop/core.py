@@ -321,7 +321,9 @@ class EngineCore:
         if any(read is None or not read.waits(now) for read in reads):
             return 0.0
         self._pool.tiers.rest()
-        return min(read.deadline_s for read in reads if read is not None) - now
+        waited = [read for read in reads if read is not None]
+        waited[0].comes_next(now)
+        return max(0.0, min(read.deadline_s for read in waited) - now)
 
     def step(self) -> StepOutputs:
         """Launch what can be launched, wait for the oldest step in flight, commit it."""

@@ -6,6 +6,7 @@ over, and is then computed as far as they do not reach.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,12 @@ class Read:
     """Tokens of the prefix that were there without it."""
     compute_ms: float = 0.0
     """What computing its tokens would take; 0: not known."""
+    expected_s: float = 0.0
+    """When it was expected to be done."""
+    compute_s: float = math.inf
+    """What computing its tokens is believed to take."""
+    ahead_s: float = 0.0
+    """How long it would have waited without it, for others to be computed."""
 
     @property
     def waited_ms(self) -> float:
@@ -66,6 +73,13 @@ class Read:
 
     def waits(self, now_s: float) -> bool:
         return not (self.done or self.over) and now_s < self.deadline_s
+
+    def comes_next(self, now_s: float) -> None:
+        """Nobody is computed before its request any more, so waiting is no longer free."""
+        if self.expected_s - now_s >= self.compute_s:
+            self.deadline_s = now_s
+        latest_s = max(self.expected_s, now_s) + LATEST * self.compute_s
+        self.deadline_s = min(self.deadline_s, latest_s)
 
     @staticmethod
     def without_records(begun_s: float, deadline_s: float) -> Read:
@@ -86,9 +100,10 @@ class Tally:
     load_s: float = 0.0
     """That requests waited for it, those of ``skipped`` as well."""
     saved_s: float = 0.0
-    """What computing ``loaded_tokens`` would have taken, less ``load_s``; without those of ``unpriced``."""
+    """What computing ``loaded_tokens`` would have taken, less the part of ``load_s`` that they would not have waited
+    anyway; without those of ``unpriced``."""
     unpriced: StepWork = NO_WORK
-    """Loaded tokens of which it is not known what computing them takes, and how long requests waited for them."""
+    """Loaded tokens of which it is not known what computing them takes, and that part of the waiting for them."""
     unpriced_s: float = 0.0
     skipped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SKIPPED, 0)))
     """Requests whose tokens it had and that computed them, by reason."""
@@ -159,7 +174,8 @@ class Staging:
             return None
         now = self._clock()
         deadline_s = now + max(expected_s, ahead_s) + LATEST * compute_s
-        read = Read(ids, slots, num_bytes, now, deadline_s, store=number)
+        read = Read(ids, slots, num_bytes, now, deadline_s, store=number, expected_s=now + expected_s)
+        read.compute_s, read.ahead_s = compute_s, ahead_s
         job = self.stores[number].get(
             ids, [self._record(group, slot) for (group, _), slot in zip(ids, slots, strict=True)]
         )

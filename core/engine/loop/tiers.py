@@ -165,7 +165,7 @@ class Tiers:
         tally = self._staging.tallies[read.store]
         tokens, waited_ms = loaded.get(tally.name, 0), read.waited_ms
         tally.load_s += waited_ms / 1e3
-        tally.unpriced_s += waited_ms / 1e3
+        tally.unpriced_s += max(0.0, waited_ms / 1e3 - read.ahead_s)
         if tokens:
             tally.unpriced += StepWork.chunk(tokens, read.first)
         return StagedTokens(tally.name, tokens, waited_ms, read.compute_ms)

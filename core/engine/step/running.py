@@ -102,7 +102,7 @@ class RunningStep:
             rows,
             device_ms=elapsed_ms(times.started, times.sampled),
             draft_ms=elapsed_ms(times.sampled, times.ended),
-            load_ms=elapsed_ms(times.loading, times.started),
+            load_ms=0.0 if times.loading is times.started else elapsed_ms(times.loading, times.started),
             idle_ms=0.0 if times.previous is None else elapsed_ms(times.previous, times.loading),
             captured=self._captured,
         )
