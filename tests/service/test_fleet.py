@@ -127,7 +127,7 @@ async def test_what_takes_too_long_ends_with_an_error_that_says_why() -> None:
 
 @in_loop
 async def test_what_waits_at_an_engine_that_is_ended_goes_to_one_that_is_back() -> None:
-    async with watched(drain_s=0.02) as (engines, fleet):
+    async with watched(drain_s=5.0) as (engines, fleet):
         client = engines.clients["a"]
         client.hold_before = 0
         engines.engines["b"].draining, engines.router.decision = True, Attempts(("a",))

@@ -120,7 +120,7 @@ async def test_a_sequence_that_waits_follows_a_rolling_restart_there_and_back() 
 
 
 @in_loop
-async def test_a_sequence_that_has_begun_ends_with_its_engine_and_is_never_answered_twice() -> None:
+async def test_a_sequence_that_has_begun_goes_on_at_another_engine_when_its_own_dies() -> None:
     fleet = Fleet()
     await fleet.start()
     fleet.router.decision, client = BOTH, fleet.clients["a"]
@@ -129,10 +129,30 @@ async def test_a_sequence_that_has_begun_ends_with_its_engine_and_is_never_answe
     await client.holding.wait()
     assert fleet.engines["a"].load == Load(sequences=1, running_tokens=4)
     client.die()
+    assert await running == ["I am b"]
+    (sent,) = fleet.clients["b"].requests
+    assert sent.output == tuple(ids("I ")) and nothing_is_left(fleet)
+    (event,) = [each for each in fleet.bus.settled(lambda: list(fleet.events)) if isinstance(each, RequestEvent)]
+    assert (event.engine, event.attempts, event.output_tokens) == ("b", 1, 7)
+
+
+@in_loop
+async def test_a_sequence_that_has_begun_ends_with_its_engine_where_no_other_one_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "WAIT_S", 0.1)
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client, other = BOTH, fleet.clients["a"], fleet.clients["b"]
+    assert other.info is not None
+    other.info = structs.replace(other.info, identity="new")
+    client.hold_before = 2
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await client.holding.wait()
+    client.die()
     with pytest.raises(ApiError) as failed:
         await running
-    assert failed.value.code == "engine_dead" and fleet.clients["b"].requests == []
-    assert nothing_is_left(fleet)
+    assert failed.value.code == "engine_dead" and other.requests == [] and nothing_is_left(fleet)
 
 
 @in_loop

@@ -109,16 +109,16 @@ def test_the_attack_on_two_engines_sees_what_is_lost_cut_repeated_and_changed():
     assert found(ending="refused", code="not_ready") == {"lost"}
 
 
-def test_a_sequence_is_lost_that_fails_without_a_token_before_two_engines_died(tmp_path):
+def test_a_sequence_is_lost_that_fails_before_two_engines_died(tmp_path):
     def lost(hits_s, **event):
         shown = {"type": "request", "finish_reason": "error", "ttft_ms": 0.0, "e2e_ms": 5000.0, "at_s": 100.0}
         (events := tmp_path / "events").write_text(
             json.dumps(shown | {"request_id": "a", "engine": "b"} | event) + "\n"
         )
-        return len(fleet.unbegun(events, hits_s))
+        return len(fleet.lost(events, hits_s))
 
-    assert lost([]) == lost([94.0, 99.0]) == 1 and lost([96.0, 99.0]) == 0
-    assert lost([], finish_reason="stop") == lost([], ttft_ms=1.0) == lost([], type="tokens") == 0
+    assert lost([]) == lost([94.0, 99.0]) == lost([], ttft_ms=1.0) == 1 and lost([96.0, 99.0]) == 0
+    assert lost([], finish_reason="stop") == lost([], type="tokens") == 0
 
 
 def test_two_engines_are_killed_and_restarted_and_nothing_is_lost():

@@ -3,8 +3,8 @@ one by one, while clients ask and go away.
 
 Requests are mixed: streamed and whole, chats and completions, greedy and seeded, one to three choices, some left by
 their clients. Every text is known: each engine was asked alone before. Bar: no text differs, no stream ends cleanly
-before its end, no choice ends twice; no sequence fails of which no token had come, unless two engines died with it; a
-rolling restart loses nothing at all; loads, rows and blocks are 0 at the end, and both engines answer as before.
+before its end, no choice ends twice; no sequence fails, begun or not, unless two engines died with it; a rolling
+restart loses nothing at all; loads, rows and blocks are 0 at the end, and both engines answer as before.
 
 An engine is killed only while the other one takes requests, and at most twice in a minute: the third crash gives an
 engine up, on purpose.
@@ -94,7 +94,7 @@ async def attack(target: Target, events: Path, requests: int, seed: int, clients
     if isinstance(ended, Exception):
         raise ended
     await all_ready(target)
-    seen.lost += unbegun(events, seen.hits_s)
+    seen.lost += lost(events, seen.hits_s)
     return await rows(target, seen, questions, requests)
 
 
@@ -156,12 +156,12 @@ def note(asked: Question, answer: Answer, name: str, seen: Seen) -> None:
         seen.lost.append(f"{name}: {answer.text}")
 
 
-def unbegun(events: Path, hits_s: list[float]) -> list[str]:
-    """The sequences that failed without a token, though fewer than two engines were hit meanwhile."""
+def lost(events: Path, hits_s: list[float]) -> list[str]:
+    """The sequences that failed, though fewer than two engines were hit meanwhile."""
     found = []
     for line in events.read_bytes().splitlines():
         event = json.loads(line)
-        if event["type"] == "request" and event["finish_reason"] == "error" and not event["ttft_ms"]:
+        if event["type"] == "request" and event["finish_reason"] == "error":
             begun_s = event["at_s"] - event["e2e_ms"] / 1e3
             hits = [round(at_s - begun_s, 2) for at_s in hits_s if begun_s <= at_s <= event["at_s"]]
             if len(hits) < 2:
@@ -270,7 +270,7 @@ async def rows(target: Target, seen: Seen, questions: list[Question], requests: 
         Row("fleet: texts that differ", tried, texts, "0", not (seen.differ or seen.wrong or changed)),
         Row("fleet: clean or broken ends", tried, str(len(seen.truncated)), "0", not seen.truncated),
         Row("fleet: choices that end twice", tried, str(len(seen.twice)), "0", not seen.twice),
-        Row("fleet: lost before a token", tried, str(len(seen.lost)), "0", not seen.lost),
+        Row("fleet: lost", tried, str(len(seen.lost)), "0", not seen.lost),
         Row(
             "fleet: rolling restart",
             f"once, in {seen.restart_s:.1f} s",

@@ -33,8 +33,8 @@ POLL_S = 0.05
 
 class Sending:
     """An :class:`~engine.loop.client.OutputStream` of the first of some engines that takes a sequence. Another one
-    takes over from an engine that is told to let go of it: it is sent the tokens so far, and goes on after them. While
-    no token has come one takes over from an engine that dies, too."""
+    takes over from an engine that dies, or is told to let go of it: it is sent the tokens so far, and goes on after
+    them."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Sending:
         self._identity = ""
         """Of the engine that they are from."""
         self._timings: Timings | None = None
-        """At the engines before this one, since the one that has begun."""
+        """At the engines before this one, since the one that has begun; of one that died what is known from here."""
         self._handed_over: list[str] = []
         self.stays = ""
         """Why it has not left, when it was told to."""
@@ -167,9 +167,11 @@ class Sending:
             except EngineDead as dead:
                 self.close()
                 self._num_deaths += 1
-                if self._tokens or self._is_aborted or self._num_deaths == MOST_DEATHS:
+                if self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
+                if self._tokens and self._timings is None:
+                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
                 await self._send_soon(dead)
                 continue
             if out.tokens:
@@ -189,6 +191,7 @@ class Sending:
     def _took(self, tokens: Sequence[int]) -> None:
         """Tokens have come."""
         if not self._tokens:
+            self._first_s = time.monotonic()
             self._identity = self.engine.identity
             self.engine.forecast.first_token(self._expected)
         self._tokens += tokens
