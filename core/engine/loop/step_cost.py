@@ -17,7 +17,7 @@ then scaled so that it foretells what these steps took together: slow steps that
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import chain
 from math import inf
 from operator import mul
@@ -96,6 +96,9 @@ def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
         if (problem := unusable_fit(state.draft_fit)) is not None:
             return problem
         numbers += state.draft_fit.numbers
+    if state.drafts is not None:
+        *coefficients, acceptance = astuple(state.drafts)
+        numbers += [*coefficients, *acceptance]
     return None if all(0.0 <= number < inf for number in numbers) else "expected finite numbers from 0 on"
 
 

@@ -13,16 +13,27 @@ from engine_lab.shared.simulation.plans import Resolved
 from engine_lab.shared.simulation.spec import ASSUMED_ACCEPTANCE, Drafts, Overheads
 from engine_lab.shared.simulation.trace import TraceRequest
 
-Origin = Literal["measured", "given", "assumed", "unknown"]
+Origin = Literal["measured", "estimated", "given", "assumed", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """``unknown``: left out of the figures."""
+    """``estimated``: by the code that serving starts with; ``unknown``: left out of the figures."""
 
     name: str
     origin: Origin
     words: str
+
+
+def load_of(trace: Sequence[TraceRequest], rate: float | None, rate_scale: float) -> Iterator[Assumption]:
+    arrivals = "those of the trace" if rate is None else f"{rate:g} a second, at random moments"
+    if rate_scale != 1.0:
+        arrivals = f"{rate_scale:g} times as many a second as in the trace"
+    yield Assumption("arrivals", "given", f"{arrivals}; outputs have the lengths of the trace")
+    if any(request.block_hashes for request in trace):
+        yield Assumption("shared prefixes", "given", "whole blocks, as the trace has them")
+    else:
+        yield Assumption("shared prefixes", "unknown", "the trace does not say: no prompt is cached")
 
 
 def steps_of(calibration: Calibration, drafting: bool) -> Iterator[Assumption]:

@@ -23,7 +23,7 @@ from engine_lab.shared.simulation.spec import EngineSpec, slower
 from engine_lab.shared.simulation.stores import bound_of
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
-from engine_lab.simulate.assumptions import Assumption, Origin, drafts_for, overheads_for, steps_of
+from engine_lab.simulate.assumptions import Assumption, Origin, drafts_for, load_of, overheads_for, steps_of
 from engine_lab.simulate.compare import Verdict, compare
 from engine_lab.simulate.figures import SOURCE, figures, measured_figures
 from engine_lab.simulate.options import SimulateOptions, options_of
@@ -185,7 +185,7 @@ def prepare(
     """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration; what a
     trace says of drafts is of the drafter that is given for all sets."""
     resolved = resolve(overrides, options.config_dirs)
-    blocks, origin = _blocks_of(resolved.plan, calibration)
+    blocks, origin = _blocks_of(resolved.plan, calibration, "estimated" if options.calibration is None else "measured")
     recorded = resolve(options.overrides, options.config_dirs).plan.slots["drafter"]
     own = trace if resolved.plan.slots["drafter"] == recorded else ()
     drafts, of_drafts = drafts_for(resolved, calibration, own, options.acceptance)
@@ -194,15 +194,22 @@ def prepare(
         "" if origin != "assumed" else ": as many as all rows can hold"
     )
     spec = EngineSpec(resolved.plan, blocks, calibration.step_cost, overheads, drafts, dict(options.store_rates))
-    told = (*steps_of(calibration, drafts is not None), *of_drafts, api, Assumption("KV pool", origin, pool))
+    told = (
+        *load_of(trace, options.rate, options.rate_scale),
+        *steps_of(calibration, drafts is not None),
+        *of_drafts,
+        api,
+        Assumption("KV pool", origin, pool),
+    )
     return Prepared(spec, calibration.measured_on, told, api.origin != "unknown")
 
 
-def _blocks_of(plan: EnginePlan, calibration: Calibration) -> tuple[int, Origin]:
+def _blocks_of(plan: EnginePlan, calibration: Calibration, origin: Origin) -> tuple[int, Origin]:
+    """``origin``: of the calibration's number."""
     if plan.settings.memory.kv_tokens is not None:
         return most_blocks(plan), "given"
     if calibration.num_blocks is not None:
-        return calibration.num_blocks, "measured"
+        return calibration.num_blocks, origin
     return most_blocks(plan), "assumed"
 
 

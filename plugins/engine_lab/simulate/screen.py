@@ -15,7 +15,7 @@ from engine.contracts.percentiles import TOO_FEW
 LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 COLUMNS = 3
 """Of figures: they then fit 80 columns."""
-MEASURED = "measured in the trace"
+MEASURED = "measured"
 
 
 def render(result: Mapping[str, Any]) -> RenderableType:

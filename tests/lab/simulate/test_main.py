@@ -186,10 +186,11 @@ def test_what_a_trace_measured_is_taken_and_stands_beside_what_is_simulated(
     assert result["measured"]["ttft_ms"]["p50"] == 40.0 and result["measured"]["drafts"]["drafted"] == 720
     assert result["sets"][0]["ttft_parts_ms"]["api"] == pytest.approx(5.5)
     origins = {each["name"]: each["origin"] for each in result["assumptions"][0]}
-    assert origins["acceptance"] == origins["api"] == "measured" and origins["drafter=ngram"] == "unknown"
+    assert origins["acceptance"] == origins["api"] == "measured"
+    assert origins["drafter=ngram"] == origins["shared prefixes"] == "unknown"
     assert main(["simulate", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "measured in the trace" in shown and "simulated as given against measured: TTFT mean" in shown
+    assert "┃ measured ┃" in shown and "simulated as given against measured: TTFT mean" in shown
     assert "34% of drafts whose predecessors were accepted" in shown
     other_load = json.loads(simulated(capsys, *words, "--rate", "2", "--acceptance", "0.9"))
     assert other_load["measured"] is None
