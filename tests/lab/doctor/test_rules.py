@@ -38,6 +38,9 @@ def test_a_busy_machine_comes_before_plugins_and_spoils_what_steps_cost(cause: s
     assert found.findings[0].rule.cause == "machine_busy" and not found.findings[0].remedy.overrides
     named = [finding.rule.cause for finding in found.findings[1:]]
     assert ("drafter_does_not_pay" in named, "too_few_rows" in named) == (False, cause == "too_few_rows")
+    assert all(finding.remedy.is_trade for finding in found.findings if finding.rule.cause == "too_few_rows")
+    quiet = diagnose(evidence, RULES).findings
+    assert not any(finding.remedy.is_trade for finding in quiet)
 
 
 @pytest.mark.parametrize("change", [{"waiting_for_core": 0.02}, {"others_cpus": 0.1}])
