@@ -86,7 +86,7 @@ def wasted_drafts(engine: Engine, figures: Figures) -> Remedy | None:
     pays = ""
     if figures["drafts_well_share"] >= 0.2:
         pays = f"{figures['drafts_well_share']:.0%} of requests, whose drafts are accepted: ITL as without a drafter"
-    return Remedy(0.5, 0.99, ("drafter=none",), "Or drafts where text repeats itself.", pays, bool(pays))
+    return Remedy(0.2, 0.99, ("drafter=none",), "Or drafts where text repeats itself.", pays, bool(pays))
 
 
 def drafter(engine: Engine, figures: Figures) -> Remedy | None:
