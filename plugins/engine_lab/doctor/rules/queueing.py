@@ -112,7 +112,9 @@ def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
     words = [f"scheduler.token_budget={LARGE_BUDGET}"] * is_small
     words += [f"scheduler.itl_target_ms={TARGET_MS:g}"] * (is_low or not target)
     pays = f"who decodes beside a prompt: ITL up to {TARGET_MS:g} ms, the limit of class chat"
-    return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays)
+    if is_busy := machine_of(figures).is_busy:
+        pays = "who decodes beside a prompt: ITL, on a busy machine more than twice the target"
+    return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays, is_busy)
 
 
 RULES = (
