@@ -33,12 +33,14 @@ or lognormal:MEAN,SIGMA. A fault with ``expected = []`` is a healthy engine: not
 
 The verdict is a hit if the first finding is an expected cause, ``second`` if a later one is, a miss if only others are
 found, an abstention if nothing is. A finding ``machine_busy`` that was not planted is left out, and the row says what
-others used: on such a machine rules that read step costs say nothing. Where the first finding has overrides, an engine
-with them is put under the same load: they help if the finding's own metric falls by 5 % or more (one run on each side:
-noise is included), and the prediction is right if the ratio lies in its range. P95 of TTFT, ITL and E2E of each class
-of requests follow, before -> after; a class is harmed where one rose by more than a tenth (ITL: and above 50 ms), in
-the best of the runs after beside the worst before (``--runs``). Overrides that the doctor calls a trade are marked so.
-Evidence is kept in DIR, a file for each run.
+others used: on such a machine rules that read step costs say nothing.
+
+Where the first finding has overrides, engines without and with them are sent the recorded requests again, at the same
+times, so many runs each in the order ABBA (``--runs``). They help if the finding's own metric falls by 5 % or more, and
+the prediction is right if the ratio lies in its range: with one run on each side noise is included. P95 of TTFT, ITL
+and E2E of each class of requests follow, the worst without -> the best with them; a class is harmed where one rose by
+more than a tenth (ITL: and above 50 ms). Overrides that the doctor calls a trade are marked so. Evidence is kept in
+DIR, a file for each fault.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from msgspec.structs import replace as replace_struct
 
 from engine.counters.declared import REQUESTS
 from engine_lab.bench.options import BenchOptions, add_flags, options_of
@@ -77,7 +80,8 @@ from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.figures import machine_of
 from engine_lab.doctor.probe import probe
-from engine_lab.doctor.recording import record
+from engine_lab.doctor.recording import reading, record, watch
+from engine_lab.doctor.replay import Replay, part_of
 from engine_lab.doctor.rules import RULES
 from engine_lab.ladder.rungs import merged
 from engine_lab.ladder.servers import Refused, Servers
@@ -85,6 +89,7 @@ from engine_lab.shared.live import LiveEngine, metrics_of
 
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0
+WARM, MOST_AGAIN, LOOK_S = 8, 200, 0.2
 HELPS = 0.95
 BUSY = "machine_busy"
 COLUMNS = (
@@ -296,11 +301,27 @@ async def reached(url: str, session: aiohttp.ClientSession, proxy: bool) -> Asyn
         await runner.cleanup()
 
 
-async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Fault, more: Sequence[str]) -> Evidence:
-    """Evidence of a fresh engine under the fault's load, with more overrides. Raises :class:`Refused`. An engine that
-    fails by itself ends the benchmark: no such fault is planted."""
+async def again(
+    servers: Servers, session: aiohttp.ClientSession, fault: Fault, more: Sequence[str], seen: Evidence
+) -> Evidence:
+    """Evidence of a fresh engine with more overrides under the requests that were seen, at the same times: a loop of
+    clients that wait for answers would send a quicker engine more. Raises :class:`Refused`."""
     await servers.close()
-    (own,) = await servers.keep([(merged(fault.server, more), 0)])
+    (url,) = await servers.keep([(merged(fault.server, more), 0)])
+    engine, replay = LiveEngine(session, url), Replay(session, 0)
+    requests = part_of(seen.requests, MOST_AGAIN)
+    async with neighbours(fault.neighbours):
+        await replay.send(url, requests[:WARM], "warm-up", 0)
+        before = await reading(engine)
+        watched = await watch(engine, before, replay.send(url, requests, "measured", 1), LOOK_S)
+    return replace_struct(seen, windows=[watched.figures], requests=watched.requests_since(before.at_s))
+
+
+async def examined(servers: Servers, session: aiohttp.ClientSession, fault: Fault) -> Evidence:
+    """Evidence of a fresh engine under the fault's load. Raises :class:`Refused`. An engine that fails by itself ends
+    the benchmark: no such fault is planted."""
+    await servers.close()
+    (own,) = await servers.keep([(fault.server, 0)])
     async with reached(own, session, fault.proxy) as url, sending(url, fault.loads), neighbours(fault.neighbours):
         engine = LiveEngine(session, url)
         found = await record(engine, fault.window, probe=lambda: probe(session, url, None))
@@ -315,6 +336,7 @@ class Outcome:
     fault: Fault
     diagnosis: Diagnosis
     before: tuple[Evidence, ...]
+    """Without any; the first evidence alone, where nothing was tried."""
     after: tuple[Evidence, ...] = ()
     """With the overrides of the first finding."""
     refused: str = ""
@@ -340,7 +362,7 @@ class Outcome:
             return None
         metric, sides = self.first.rule.metric, (self.before, self.after)
         before, after = ([f[metric] for each in side for f in each.windows if metric in f] for side in sides)
-        return fmean(after) / fmean(before) if after else None
+        return fmean(after) / fmean(before) if before and after else None
 
     @property
     def classes(self) -> tuple[P95s, P95s]:
@@ -412,17 +434,17 @@ def _each(pick: Callable[[list[float]], float], runs: Sequence[P95s]) -> P95s:
 
 
 async def outcome(servers: Servers, session: aiohttp.ClientSession, fault: Fault, flags: Any, out: Path) -> Outcome:
-    found = await examined(servers, session, fault, ())
+    found = await examined(servers, session, fault)
     evidence.write(found, str(out / f"{fault.name.replace(' ', '_')}.json"))
     result = Outcome(fault, diagnose(found, RULES), (found,))
     first = result.first
     if flags.no_remedy or first is None or not first.remedy.overrides:
         return result
-    runs: tuple[list[Evidence], list[Evidence]] = ([found], [])
+    runs: tuple[list[Evidence], list[Evidence]] = ([], [])
     try:
-        for is_after in (True, *(True, False, False, True) * flags.runs)[: 2 * flags.runs - 1]:
+        for is_after in ((False, True, True, False) * flags.runs)[: 2 * flags.runs]:
             changes = first.remedy.overrides if is_after else ()
-            runs[is_after].append(await examined(servers, session, fault, changes))
+            runs[is_after].append(await again(servers, session, fault, changes, found))
     except Refused as error:
         return replace(result, refused=str(error))
     return replace(result, before=tuple(runs[0]), after=tuple(runs[1]))

@@ -87,6 +87,7 @@ class Waterfall:
             "output_tokens": request.output_tokens,
             "max_tokens": request.max_tokens,
             "stream": request.parameters.stream if request.parameters is not None else None,
+            "temperature": request.parameters.temperature if request.parameters is not None else None,
             "preemptions": request.preemptions,
             "draft_chains": request.draft_chains,
             "drafted_tokens": request.drafted_tokens,

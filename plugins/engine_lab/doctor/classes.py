@@ -36,6 +36,7 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
     e2e_ms: float
     of_class: str = ""
     """Of the server's; empty: it has none."""
+    temperature: float = 0.0
 
 
 P95s = dict[str, dict[str, float]]

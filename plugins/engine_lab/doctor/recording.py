@@ -124,6 +124,7 @@ def recorded(each: dict[str, Any], asked_s: float) -> Recorded:
         each["tpot_ms"],
         each["total_ms"],
         each["class"],
+        each["temperature"] or 0.0,
     )
 
 

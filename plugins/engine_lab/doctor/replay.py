@@ -1,7 +1,8 @@
-"""The recorded requests again: their lengths, arrivals, share of cached text and streaming, with other text."""
+"""The recorded requests again: their lengths, arrivals, cached part, temperature and streaming, with other text."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -72,17 +73,12 @@ class Replay:
             sample = Target(url, self._model, "completions")
             found = await calibrate(self._session, sample, self._text[:SAMPLE_CHARS], None)
             self._chars_per_token = found.chars_per_token
-        senders = {
-            stream: HttpSender(
-                self._session,
-                Target(url, self._model, "completions", ignore_eos=True, stream=stream, cache_salt=salt),
-                time.perf_counter,
-            )
-            for stream in (True, False)
-        }
+        target = Target(url, self._model, "completions", ignore_eos=True, cache_salt=salt)
 
         async def send(request: BenchRequest, scheduled_s: float) -> RequestRecord:
-            return await senders[requests[request.index].stream](request, scheduled_s)
+            like = requests[request.index]
+            its = dataclasses.replace(target, stream=like.stream, temperature=like.temperature)
+            return await HttpSender(self._session, its, time.perf_counter)(request, scheduled_s)
 
         return await open_loop(
             send,

@@ -13,7 +13,7 @@ from engine_lab.doctor.classes import Recorded
 from engine_lab.doctor.replay import CHANGES, Replay, part_of
 
 MIXED = [
-    Recorded(0.02 * number, prompt, cached, 4, 4, number % 2 == 0, 1.0, 1.0, 5.0)
+    Recorded(0.02 * number, prompt, cached, 4, 4, number % 2 == 0, 1.0, 1.0, 5.0, "", 0.5)
     for number, (prompt, cached) in enumerate([(30, 0), (30, 15), (160, 0), (30, 15), (30, 0), (160, 80)])
 ]
 
@@ -27,6 +27,7 @@ def test_a_run_has_the_recorded_mixture_of_lengths(served: Served) -> None:
     asyncio.run(send())
     sent = [each for each in served.running.client.requests if each.cache_salt == "salt"]
     assert len(sent) == len(MIXED) and all(each.sampling.ignore_eos for each in sent)
+    assert [each.sampling.temperature for each in sent] == [0.5] * len(MIXED)
     ratios = [len(each.prompt) / recorded.prompt_tokens for each, recorded in zip(sent, MIXED, strict=True)]
     assert max(ratios) <= 1.2 * min(ratios)
 

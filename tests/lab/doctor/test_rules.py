@@ -38,6 +38,9 @@ def test_a_busy_machine_comes_before_plugins_and_spoils_what_steps_cost(cause: s
     assert found.findings[0].rule.cause == "machine_busy" and not found.findings[0].remedy.overrides
     named = [finding.rule.cause for finding in found.findings[1:]]
     assert ("drafter_does_not_pay" in named, "too_few_rows" in named) == (False, cause == "too_few_rows")
+    assert all(finding.remedy.is_trade for finding in found.findings if finding.rule.cause == "too_few_rows")
+    quiet = diagnose(evidence, RULES).findings
+    assert not any(finding.remedy.is_trade for finding in quiet)
 
 
 @pytest.mark.parametrize("change", [{"waiting_for_core": 0.02}, {"others_cpus": 0.1}])
@@ -78,7 +81,9 @@ def test_a_client_is_slow_though_the_system_takes_all_that_it_does_not_read() ->
 def test_a_target_for_itl_that_was_chosen_is_no_fault_of_long_prompts() -> None:
     chunked = {"chunks_mean": 12.0, "prompt_mean": 900.0, "cached_share": 0.0}
     assert not judged("token_budget_too_small", chunked, scheduler__itl_target_ms=50.0)
-    assert judged("token_budget_too_small", chunked, scheduler__itl_target_ms=1.0)
+    low = judged("token_budget_too_small", chunked, scheduler__itl_target_ms=1.0)
+    busy = judged("token_budget_too_small", chunked | BUSY, scheduler__itl_target_ms=1.0)
+    assert low and busy and (low.is_trade, busy.is_trade) == (False, True)
 
 
 def test_long_prompts_are_named_and_no_override_makes_one_class_pay_for_the_other() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
+from engine_lab.doctor.figures import machine_of
 from engine_lab.doctor.rule import Remedy, Rule
 from engine_lab.doctor.rules.prompts import more_kv
+from engine_lab.doctor.rules.queueing import who_shares_steps
 
 BRANCH = "KV usage high: memory"
 ENOUGH = {"requests": 3.0, "steps": 20.0}
@@ -18,7 +20,9 @@ def too_small(engine: Engine, figures: Figures) -> Remedy | None:
     if not (waits or taken) or reserves(engine, figures):
         return None
     advice = "Or fewer requests at once (scheduler.max_requests), or shorter prompts and answers."
-    return Remedy(0.2, 0.9, *more_kv(engine, advice))
+    words, advice, pays, is_trade = more_kv(engine, advice)
+    pays = "; ".join(filter(None, (pays, who_shares_steps(figures))))
+    return Remedy(0.2, 0.9, words, advice, pays, bool(words) and (is_trade or machine_of(figures).is_busy))
 
 
 def reserves(engine: Engine, figures: Figures) -> bool:

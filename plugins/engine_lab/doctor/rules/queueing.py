@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_lab.doctor.evidence import Engine, Figures
-from engine_lab.doctor.figures import decode_row_ms
+from engine_lab.doctor.figures import decode_row_ms, machine_of
 from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
 
 BRANCH = "TTFT, no long prompt: queue depth"
@@ -61,8 +61,15 @@ def too_few_rows(engine: Engine, figures: Figures) -> Remedy | None:
     remedy, wanted = without_queue(figures), limit
     while wanted < min(256, limit + 2 * figures["waiting_mean"]):
         wanted *= 2
-    pays = "who runs now: ITL, as a step computes more rows; less than the waiting that ends"
-    return remedy and Remedy(remedy.low, remedy.high, (f"scheduler.max_requests={wanted}",), "", pays)
+    words, pays = (f"scheduler.max_requests={wanted}",), who_shares_steps(figures)
+    return remedy and Remedy(remedy.low, remedy.high, words, "", pays, is_trade=machine_of(figures).is_busy)
+
+
+def who_shares_steps(figures: Figures) -> str:
+    """Who pays for more rows. Threads that wait for cores do so the longer, the more a step computes."""
+    if machine_of(figures).is_busy:
+        return "who runs now: ITL, on a busy machine several times as high"
+    return "who runs now: ITL, as a step computes more rows; less than the waiting that ends"
 
 
 def overload(engine: Engine, figures: Figures) -> Remedy | None:
@@ -105,7 +112,9 @@ def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
     words = [f"scheduler.token_budget={LARGE_BUDGET}"] * is_small
     words += [f"scheduler.itl_target_ms={TARGET_MS:g}"] * (is_low or not target)
     pays = f"who decodes beside a prompt: ITL up to {TARGET_MS:g} ms, the limit of class chat"
-    return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays)
+    if is_busy := machine_of(figures).is_busy:
+        pays = "who decodes beside a prompt: ITL, on a busy machine more than twice the target"
+    return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays, is_busy)
 
 
 RULES = (
