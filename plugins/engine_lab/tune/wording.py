@@ -31,7 +31,10 @@ def evidence(experiment: Experiment, proof: dict[str, Any]) -> list[str]:
         f"load: {f'{most:.3g} times the given one' if most else 'none'} was the highest at which {name} kept the SLO"
         for name, most in proof.get("headroom", {}).items()
     ]
-    return [*lines, *(line_brings(one) for one in proof["lines"])]
+    return [
+        *lines,
+        *([line_brings(one) for one in proof["lines"]] or ["it differs in one line, which brings all of this"]),
+    ]
 
 
 def line_brings(one: dict[str, Any]) -> str:
