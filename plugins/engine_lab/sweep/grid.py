@@ -43,7 +43,7 @@ def negotiate(found: Sequence[Candidate], config_dirs: Sequence[Path], keep_equa
     plans: dict[bytes, int] = {}
     for one in found:
         try:
-            plan = assemble(one.words, config_dirs=config_dirs)
+            plan = assemble(one.words, config_dirs=config_dirs, download=True)
         except AssemblyError as error:
             one.refused = "; ".join(error.problems)
             continue

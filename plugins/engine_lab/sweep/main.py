@@ -67,7 +67,9 @@ def report(experiment: Experiment, folder: Path) -> None:
     write_csv(experiment, folder / "results.csv")
     (folder / "report.html").write_text(page(experiment), encoding="utf-8")
     Console().print(render(experiment))
-    Console().print(f"{folder}: plan.json, {RESULTS}, results.csv, report.html", soft_wrap=True, highlight=False)
+    Console().print(
+        f"{folder}: plan.json, {RESULTS}, results.csv, report.html", soft_wrap=True, highlight=False, markup=False
+    )
 
 
 async def sweep(

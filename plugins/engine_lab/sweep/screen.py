@@ -33,7 +33,7 @@ def render(experiment: Experiment) -> RenderableType:
         figures = [shown(row["figures"][key]) for key in keys]
         style = "bold" if row["id"] == summary["verdict"]["winner"] else ""
         name = ("* " if row["pareto"] else "") + row["name"].replace(" ", "\n")
-        table.add_row(name, *figures, *beside(row), str(row["runs"]), style=style)
+        table.add_row(Text(name), *figures, *beside(row), str(row["runs"]), style=style)
     star = Text("* no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one")
     told: list[RenderableType] = [Text(line) for line in notes(experiment)]
     tables: list[RenderableType] = [table, star] if rows else []

@@ -10,7 +10,8 @@ from engine_lab.tune.options import GRID, add_flags
 NOTES = """\
 The overrides are those of the baseline. Those in Hydra's sweep syntax are the grid; without any it is
   {}
-without the keys that an override has. Engines run as child processes, one run of one engine at a time.
+without the keys that an override has. Sets that lose more than 1% of quality are dropped, unless --quality or
+--no-quality say otherwise. Engines run as child processes, one run of one engine at a time.
 Exit status: 0 a preset was written, 1 nothing was measured, 2 wrong usage, 3 no set is named, 130 interrupted."""
 NOTES = NOTES.format("\n  ".join(GRID))
 

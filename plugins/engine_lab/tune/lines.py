@@ -16,7 +16,7 @@ WITHOUT = "without "
 def tuned_sets(base: Sequence[str], grid: Sequence[str], config_dirs: Sequence[Path]) -> list[Candidate]:
     """The baseline and the sets of the grid. Raises :class:`~engine.assembly.errors.AssemblyError`, of the baseline,
     too."""
-    assemble(base, config_dirs=config_dirs)
+    assemble(base, config_dirs=config_dirs, download=True)
     found = candidates_of([*base, *grid], config_dirs)
     every = [Candidate(0, BASELINE, tuple(base)), *(Candidate(one.id + 1, one.name, one.words) for one in found)]
     negotiate(every, config_dirs)

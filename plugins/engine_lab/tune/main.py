@@ -95,7 +95,7 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     """Write the preset, or say why there is none; returns the exit status."""
     console = Console()
     if not proof["is_proven"]:
-        console.print(f"no set is named, and no preset written: {proof['why']}", style="bold")
+        console.print(f"no set is named, and no preset written: {proof['why']}", style="bold", markup=False)
         return NONE
     lines = evidence(experiment, proof)
     chosen, baseline = experiment.candidates[proof["chosen"]], baseline_of(experiment)
@@ -113,7 +113,7 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     load = f"engine serve --config-dir {file.parent.parent} +preset={file.stem}"
-    console.print(f"named: {file}; {load}", style="bold", soft_wrap=True, highlight=False)
+    console.print(f"named: {file}; {load}", style="bold", soft_wrap=True, highlight=False, markup=False)
     return OK
 
 

@@ -20,6 +20,8 @@ KEEP = 3
 SWEEP_SHARE = 0.6
 """Of the budget; the rest is for the proof."""
 BUDGET = "30m"
+MOST_LOSS = 0.01
+"""Of quality, unless the flags say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ def tune_options_of(flags: argparse.Namespace) -> TuneOptions:
     """Raises ``ValueError`` when the flags contradict each other."""
     if flags.slo is None:
         raise ValueError("--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms")
+    if flags.max_loss is None and not flags.no_quality:
+        flags.max_loss = MOST_LOSS
     preset = None if flags.preset is None else Path(flags.preset)
     if preset is not None and (preset.parent.name != "preset" or preset.suffix != ".yaml"):
         raise ValueError(f"--preset {preset}: expected DIR/preset/NAME.yaml, which --config-dir DIR +preset=NAME loads")

@@ -28,10 +28,13 @@ def evidence(experiment: Experiment, proof: dict[str, Any]) -> list[str]:
     if chosen.loss is not None:
         lines.append(f"loss of quality: perplexity {chosen.loss:+.2%} ({experiment.quality})")
     lines += [
-        f"load: {f'{most:.3g} times the given one' if most else 'none'} was the highest at which {name} kept the SLO"
+        f"{name} kept the SLO up to {most:.3g} times the load" if most else f"{name} does not keep the SLO at this load"
         for name, most in proof.get("headroom", {}).items()
     ]
-    return [*lines, *(line_brings(one) for one in proof["lines"])]
+    return [
+        *lines,
+        *([line_brings(one) for one in proof["lines"]] or ["it differs in one line, which brings all of this"]),
+    ]
 
 
 def line_brings(one: dict[str, Any]) -> str:
