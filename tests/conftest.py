@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tracebacks are logged as Python writes them: drawn with every variable, each takes a second.
-plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 structlog.configure([*structlog.get_config()["processors"][:-1], plain])
 
 

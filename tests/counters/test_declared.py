@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.counters import declared, fleet, gateway
-from engine.http.routes.ui import read_files
 
 ROOT = Path(__file__).parents[2]
 METRICS = (*declared.METRICS, *fleet.METRICS, *gateway.METRICS)
@@ -43,12 +42,6 @@ def test_no_other_file_spells_a_metric() -> None:
         if any("engine_" in text and NAMED.search(text) for text in strings(ast.parse(source)))
     }
     assert spelled == {f"core/engine/counters/{name}.py" for name in ("declared", "fleet", "gateway")}
-
-
-def test_the_page_names_metrics_that_are_declared() -> None:
-    scripts = [file.body.decode() for name, file in read_files().items() if name.endswith(".js")]
-    named = {name for text in scripts for name in re.findall(r'"(engine_\w+)"', text)}
-    assert named and named <= set(NAMES)
 
 
 def test_the_documentation_has_each_metric_once_with_its_type_and_label() -> None:

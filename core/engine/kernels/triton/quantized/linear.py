@@ -78,9 +78,9 @@ class GpuLinear:
         if self.rounding == "int8":
             return scaled_sums(torch._int_mm(codes, self.loader.weight.T), step, scale, bias, dtype, self.launch)
         weight = self.loader.weight.view(torch.float8_e4m3fn)
-        # bfloat16 is what every version of torch gives with a scale for each row.
-        sums = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=torch.bfloat16)
-        out: Tensor = sums.to(dtype)
+        # Not every version of torch gives float16 with a scale for each row.
+        wide = torch.bfloat16 if dtype == torch.float16 else dtype
+        out: Tensor = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=wide).to(dtype)
         return out if bias is None else out.add_(bias)
 
     def reference(self, x: Tensor) -> Tensor:
