@@ -136,7 +136,7 @@ def test_what_is_asked_wrongly_is_said_before_any_engine_starts(engine, tmp_path
 
 @pytest.mark.slow
 def test_real_engines_are_swept(tmp_path, capsys):
-    words = ("+preset=latency", "drafter=none,ngram", "quantizer=checkpoint,int8", "--requests", "2", "--budget", "10m")
+    words = ("+preset=latency", "drafter=none,ngram", "quantizer=checkpoint,int8", "--requests", "2", "--budget", "2m")
     assert sweep(tmp_path, *words, "--output-tokens", "4") == OK
     found = load(tmp_path / "results.json")
     assert not [one.refused for one in found.candidates if one.refused] and len(found.rounds) == 2

@@ -124,6 +124,6 @@ def test_an_slo_is_needed(tmp_path, capsys):
 @pytest.mark.slow
 def test_real_engines_are_tuned(tmp_path):
     words = ("+preset=baseline", "device=cpu", "drafter=none,ngram", "overlap=false,true", "--output-tokens", "8")
-    assert tune(tmp_path, *words, "--warmup", "1", "--budget", "20m") in (OK, NONE)
+    assert tune(tmp_path, *words, "--warmup", "1", "--budget", "3m") in (OK, NONE)
     found = load(tmp_path / "results.json")
     assert not [one.refused for one in found.candidates if one.refused]
