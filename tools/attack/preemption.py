@@ -74,7 +74,7 @@ async def main(options: argparse.Namespace) -> list[Row]:
         before = await ample.counter(STEP_TOKENS.name)
         expected = [answer.text for answer in await wave(ample, bodies, "")]
         once = await ample.counter(STEP_TOKENS.name) - before
-        if await ample.counter(PREEMPTIONS):
+        if await ample.counter(PREEMPTIONS.name):
             raise SystemExit("error: the pool of the server to compare with is too small")
     async with serve(f"memory.kv_tokens={2 * options.longest}", *overrides) as target:
         return await attack(target, expected, bodies, options.count, once)
