@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from engine.contracts.percentiles import describe
+from engine.contracts.step_cost import DraftCost
 from engine_lab.bench.slo import Slo
 from engine_lab.plan.workload import PlannedLoad
 from engine_lab.shared.simulation.outcome import Outcome
@@ -62,7 +63,7 @@ def spec_of(words: Sequence[str], config_dirs: Sequence[Path]) -> EngineSpec | N
         return None
     if kept is None or not sizing.blocks:
         return None
-    drafts = None if resolved.drafting is None else Drafts(resolved.drafting)
+    drafts = None if resolved.drafting is None else Drafts(resolved.drafting, kept.drafts or DraftCost())
     return EngineSpec(resolved.plan, sizing.blocks, kept.cost, drafts=drafts)
 
 
