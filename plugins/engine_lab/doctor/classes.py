@@ -82,7 +82,7 @@ def harmed(before: P95s, after: P95s) -> Iterator[str]:
                 yield f"{name}: {LABELS[key]} P95 {was:.4g} -> {now:.4g} ms (x {now / was:.2f})"
 
 
-def words(found: Mapping[str, Mapping[str, float]]) -> str:
+def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     """In a line."""
     return "; ".join(
         f"{name}: {', '.join(f'{LABELS[key]} {value:.4g}' for key, value in figures.items())}"

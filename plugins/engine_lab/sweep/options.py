@@ -16,7 +16,7 @@ from engine_lab.bench.distribution import Distribution, parse_distribution
 from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, whole
 from engine_lab.bench.options import share as share_flag
 from engine_lab.bench.slo import Slo, parse_slo
-from engine_lab.sweep.figures import FIGURES, SHARE
+from engine_lab.sweep.figures import FIGURES, PERCENTILE
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -97,9 +97,9 @@ def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
     by = flags.by or ("e2e" if flags.slo is None else "slo")
     if by == "slo" and flags.slo is None:
         raise ValueError("--by slo needs the limits: --slo ttft=500ms,itl=50ms")
-    if by in ("slo", "ttft_p95") and flags.requests < FEWEST[SHARE]:
+    if by in ("slo", "ttft_p95") and flags.requests < (least := FEWEST[PERCENTILE]):
         raise ValueError(
-            f"--requests {flags.requests}: a P{SHARE} of each run is compared, which needs at least {FEWEST[SHARE]}"
+            f"--requests {flags.requests}: expected at least {least}, as --by {by} compares a P{PERCENTILE} of each run"
         )
     if flags.max_loss is not None and flags.no_quality:
         raise ValueError("--quality and --no-quality exclude each other")
