@@ -23,7 +23,7 @@ from engine.contracts.percentiles import FEWEST
 from engine_lab.bench.client import Client, connected, go_on
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.report import Result, show
-from engine_lab.ladder.comparisons import Comparison, before_first
+from engine_lab.shared.pairs import before_first
 from engine_lab.shared.statistics import LEVEL, paired_ratio
 
 SCHEMA = "engine-bench-versus/1"
@@ -70,7 +70,7 @@ async def measure(options: BenchOptions) -> Result:
     async with connected(options, f"{nonce}a") as a:
         options_b = replace(options, url=options.versus)
         async with connected(options_b, f"{nonce}b", a.calibration) as b:
-            order = before_first(options.seed, Comparison("versus", options.versus, (), ()), options.pairs)
+            order = before_first(f"{options.seed}/{options.versus}", options.pairs)
             try:
                 for index, is_a_first in enumerate(order):
                     first, second = (a, b) if is_a_first else (b, a)
