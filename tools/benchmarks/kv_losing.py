@@ -40,11 +40,8 @@ from engine_lab.shared.simulation.engine import SimulatedEngine
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.spec import EngineSpec
 
-COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW = (
-    *("computed", "loaded", "engine", "rate known"),
-    *("10x believed", "0.1x believed"),
-)
-WAYS = (COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW)
+WAYS = ("computed", "loaded", "engine", "rate known", "10x believed", "0.1x believed")
+COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW = WAYS
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
