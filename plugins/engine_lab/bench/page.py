@@ -139,18 +139,16 @@ def _curves(rows: Sequence[dict[str, Any]], key: str) -> list[Series]:
 
 def _versus(result: Result) -> tuple[str, list[Markup]]:
     a, b = (result["config"][side] for side in versus.SIDES)
-    body = []
-    for found in result["figures"]:
-        between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
-        body.append(
-            [found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]]
-        )
     shown = {found["label"] for found in result["figures"]}
     charts = [_bursts(result, figure) for figure in versus.FIGURES if figure.label in shown]
     load = f"a: {a['model']} at {a['url']}; b: {b['model']} at {b['url']}"
     head = ["", "a", "b", "b / a", "95 % interval", ""]
     parts = _head("Two servers in turns", load, result, versus.notes(result))
-    return "Two servers in turns", [*parts, table(head, body), tag("div", *charts, class_="charts")]
+    return "Two servers in turns", [
+        *parts,
+        table(head, list(map(versus.cells, result["figures"]))),
+        tag("div", *charts, class_="charts"),
+    ]
 
 
 def _bursts(result: Result, figure: versus.Figure) -> Markup:

@@ -160,11 +160,14 @@ def render(result: Result) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for found in result["figures"]:
-        between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
-        table.add_row(
-            found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]
-        )
+        table.add_row(*cells(found))
     return Group(*head, table, *(Text(line) for line in notes(result)))
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    """The row of a figure: both sides, their ratio with its interval, and what it says."""
+    between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
+    return [found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]]
 
 
 def notes(result: Result) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.contracts.percentiles import FEWEST
+from engine_lab.sweep.analysis import NOT_MEASURED
 from engine_lab.sweep.figures import BY_KEY, PERCENTILE
 from engine_lab.sweep.record import Experiment
 
@@ -67,8 +68,8 @@ def notes(experiment: Experiment) -> list[str]:
 
 def reason(row: dict[str, Any]) -> str:
     """Why a set has no place in the order."""
-    if row["status"] == "not measured":
+    if row["status"] == NOT_MEASURED:
         return "there was no time for it (--budget)"
-    if row["status"].startswith("the same plan"):
+    if row["same_as"] is not None:
         return "the same plan as another set"
     return f"{row['status']}: {row['reason']}" if row["reason"] else ""
