@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,18 @@ def test_the_lab_and_the_plugins_know_little_of_each_other():
     of_lab = {name for file in sources(LAB) for name in imports(parsed(file)) if name.startswith("engine_plugins.")}
     assert {name.rpartition(".")[0] for name in of_lab} == {"engine_plugins.quantizer.rounding"}
     assert all(within(name, ("engine_lab.alerts", "engine_lab.shared.live")) for name in of_plugins)
+
+
+def test_commands_of_the_lab_build_on_each_other_one_way():
+    """A folder may use another one, which then may not use it, by whatever way."""
+    folders = [folder for folder in LAB.iterdir() if sources(folder)]
+    uses = {folder.name: {name for file in sources(folder) for name in imports(parsed(file))} for folder in folders}
+    uses = {
+        name: {other for other in uses if any(within(each, (f"engine_lab.{other}",)) for each in used)} - {name}
+        for name, used in uses.items()
+    }
+    assert uses["shared"] == set() and uses["bench"] == {"shared"}
+    TopologicalSorter(uses).prepare()  # raises where there is a circle
 
 
 def test_contributed_plugins_stand_by_themselves():

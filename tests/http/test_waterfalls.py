@@ -12,7 +12,7 @@ import pytest
 
 from engine.contracts.events import ProxiedEvent, RequestEvent, RequestParameters
 from engine.contracts.router import ToUrl
-from engine.http.sse import full_s
+from engine.http.sse import unread_s
 from engine.service.timings import SPANS
 from engine.service.trace_context import trace_context
 from tests.http.fakes import chat, running
@@ -57,13 +57,13 @@ def test_a_client_that_does_not_read_is_seen_though_nothing_waits_in_the_server(
         connection, _ = server.accept()
         with connection:
             transport = SimpleNamespace(get_extra_info={"socket": connection}.get)
-            before = full_s(transport)  # type: ignore[arg-type]
+            before = unread_s(transport)  # type: ignore[arg-type]
             connection.sendall(b"x" * 65536)  # returns at once: the system takes it
             until = time.monotonic() + 10.0
-            while full_s(transport) == before and time.monotonic() < until:  # type: ignore[arg-type]
+            while unread_s(transport) == before and time.monotonic() < until:  # type: ignore[arg-type]
                 select.select([], [], [], 0.01)
-            assert full_s(transport) > before == 0.0  # type: ignore[arg-type]
-    assert full_s(None) == 0.0
+            assert unread_s(transport) > before == 0.0  # type: ignore[arg-type]
+    assert unread_s(None) == 0.0
 
 
 @in_loop

@@ -74,8 +74,7 @@ from engine_lab.bench.probe import calibrate, find_model
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
 from engine_lab.doctor import evidence
-from engine_lab.doctor.classes import P95s, harmed, long_from, p95s
-from engine_lab.doctor.classes import words as in_words
+from engine_lab.doctor.classes import P95s, harmed, in_words, long_from, p95s
 from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.figures import machine_of
@@ -247,8 +246,7 @@ async def sending(url: str, loads: Sequence[Load]) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         model = await find_model(session, url, None)
-        sample = random_text(0)[:4000]
-        found = await calibrate(session, Target(url, model, "chat"), sample, None)
+        found = await calibrate(session, Target(url, model, "chat"), random_text(0))
         tasks = []
         for load in loads:
             is_slow = bool(load.read_bytes_per_s)

@@ -40,11 +40,8 @@ from engine_lab.shared.simulation.engine import SimulatedEngine
 from engine_lab.shared.simulation.plans import most_blocks, resolve
 from engine_lab.shared.simulation.spec import EngineSpec
 
-COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW = (
-    *("computed", "loaded", "engine", "rate known"),
-    *("10x believed", "0.1x believed"),
-)
-WAYS = (COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW)
+WAYS = ("computed", "loaded", "engine", "rate known", "10x believed", "0.1x believed")
+COMPUTE, ALWAYS, ENGINE, KNOWN, TOO_QUICK, TOO_SLOW = WAYS
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -288,7 +285,7 @@ def main() -> None:
         token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
         equal = token_bytes / cost.per_token_ms * 1e3
         memory = 5 * flags.prompts * tokens * token_bytes // 4
-        for rate in (*rates, *(share * equal for share in (0.5, 0.8, 1.0, 1.25, 2.0))):
+        for rate in sorted([*rates, *(share * equal for share in (0.5, 0.8, 1.0, 1.25, 2.0))]):
             with tempfile.TemporaryDirectory(prefix="kv-losing-") as folder:
                 path = written(folder, config).parent
                 measure(name, Simulated(path, cost, flags.prompts, tokens, memory, rate), rate, flags.rounds)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from statistics import mean, median, stdev
 
-from engine_lab.ladder.comparisons import SAME, Comparison, before_first
+from engine_lab.shared.pairs import before_first
 from engine_lab.shared.statistics import Estimate, hodges_lehmann, wilson
 
 CORRELATION, DRIFT, OWN, SPIKE, SPIKES = 0.95, 0.10, 0.03, 0.5, 0.05
@@ -33,7 +33,7 @@ def noise(rng: random.Random, runs: int) -> list[float]:
 def abba(rng: random.Random, pairs: int) -> list[float]:
     """Log ratios of pairs in the ladder's order."""
     values = noise(rng, 2 * pairs)
-    order = before_first(rng.randrange(1 << 30), Comparison(SAME, "", (), ()), pairs)
+    order = before_first(str(rng.randrange(1 << 30)), pairs)
     return [(values[2 * i + 1] - values[2 * i]) * (1 if first else -1) for i, first in enumerate(order)]
 
 

@@ -37,7 +37,7 @@ def event(data: bytes, name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
-def full_s(transport: asyncio.BaseTransport | None) -> float:
+def unread_s(transport: asyncio.BaseTransport | None) -> float:
     """Seconds that a connection had something to send and its client's receive buffer was full, since it was made; 0
     where the system does not count them."""
     sock = transport and transport.get_extra_info("socket")
@@ -66,7 +66,7 @@ class EventStream:
         self._written_at = self._loop.time()
         self._pulse: asyncio.Task[None] | None = None
         self._write_s = self._last_write_s = 0.0
-        self._unread_s = full_s(request.transport)
+        self._unread_s = unread_s(request.transport)
 
     async def __aenter__(self) -> EventStream:
         if self._keepalive_s > 0:
@@ -82,8 +82,8 @@ class EventStream:
     @property
     def written(self) -> Written:
         """What waiting for the client took."""
-        unread_s = max(0.0, full_s(self._request.transport) - self._unread_s)
-        return Written(self._write_s * 1e3, self._last_write_s * 1e3, unread_s * 1e3)
+        unread = max(0.0, unread_s(self._request.transport) - self._unread_s)
+        return Written(self._write_s * 1e3, self._last_write_s * 1e3, unread * 1e3)
 
     @property
     def started(self) -> bool:

@@ -10,9 +10,9 @@ grows. The descent begins at the last solution and stops after a few sweeps. So 
 nothing of stays as it is.
 
 What is handed on to the next start, to plans and to simulations is a fit of the same steps with a long memory, since
-the last steps of a process may all have decoded. There errors are relative to what was foretold: with ``1 / ms**2``
+the last steps of a process may all have decoded. There errors are relative to what was predicted: with ``1 / ms**2``
 quick steps count for more than slow ones, and the fit lies below the mean of noisy steps. All coefficients of it are
-then scaled so that it foretells what these steps took together: slow steps that were damped are part of that.
+then scaled so that it predicts what these steps took together: slow steps that were damped are part of that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LARGEST_UNIT = 1e9
 _TOLERANCE = 3.0
 """Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
 _SLOWEST = 20.0
-"""As many times as long as foretold a step counts at most, in what all steps took together."""
+"""As many times as long as predicted a step counts at most, in what all steps took together."""
 _SCALE_RATE = 0.05
 _GAP_RATE = 0.05
 _SPREADS = (1.0, 0.5, 0.25, 0.125, 0.0)
@@ -107,7 +107,7 @@ def _num_fits(mixtures: tuple[Mixture, ...]) -> int:
 
 
 class StepCostModel:
-    """The fit that has foretold recent steps best: one, or with mixtures one for each spread."""
+    """The fit that has predicted recent steps best: one, or with mixtures one for each spread."""
 
     def __init__(self, mixtures: tuple[Mixture, ...] = (), state: StepCostState | None = None) -> None:
         """``mixtures``: of the model. ``state``: of an earlier run of the same model on the same device."""
@@ -219,10 +219,10 @@ class _Fit:
         self._in_plain_units()
         coefficients = solved(self._long_sums, self.coefficients)
         *terms, ms = self._totals
-        foretold = sum(map(mul, terms, coefficients))
-        pace = ms / foretold if foretold > 0.0 else 1.0
+        predicted = sum(map(mul, terms, coefficients))
+        scale = ms / predicted if predicted > 0.0 else 1.0
         sums = tuple(map(tuple, self._long_sums))
-        return FitState(sums, tuple([pace * each for each in coefficients]), self._typical, tuple(self._totals))
+        return FitState(sums, tuple([scale * each for each in coefficients]), self._typical, tuple(self._totals))
 
     def observe(self, work: StepWork, ms: float) -> None:
         terms = (

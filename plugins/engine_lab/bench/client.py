@@ -27,9 +27,8 @@ from engine_lab.bench.report import Result, summarise
 from engine_lab.bench.target import HttpSender, Send, Target, open_session
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
 from engine_lab.shared.simulation.trace import TraceRequest
-from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
+from engine_lab.shared.simulation.traces.reading import timed_trace
 
-SAMPLE_CHARS = 4000
 clock = time.perf_counter
 
 
@@ -182,7 +181,10 @@ async def connected(
     tokens are, where that is known. Raises ``ProbeError`` or ``ValueError`` where server or options cannot be used."""
     count_tokens = load_tokenizer(options.tokenizer) if options.tokenizer else None
     text = read_text(options.text_file) if options.text_file else random_text(options.seed)
-    trace = None if options.trace is None else tuple(requests_of(options))
+    trace = None
+    if options.trace is not None:
+        read = Path(options.trace), options.trace_format, options.requests, options.rate, options.seed
+        trace = tuple(timed_trace(*read))
     async with open_session(options.timeout_s) as session:
         target = Target(
             options.url,
@@ -196,24 +198,13 @@ async def connected(
         if options.prompt_ids is not None:
             calibration = Calibration(1.0, "exact token ids")
         elif calibration is None:
-            calibration = await calibrate(session, target, text[:SAMPLE_CHARS], count_tokens)
+            calibration = await calibrate(session, target, text, count_tokens)
         workload = make_workload(options, text, calibration, nonce or options.nonce)
         schedule = None if trace is None else tuple(schedule_of(trace, workload, options.speed))
         async with sender(options, session, target, keep_text=count_tokens is not None) as send:
             client = Client(options, session, target, send, workload, calibration, count_tokens, trace, schedule)
             await client.warm_up()
             yield client
-
-
-def requests_of(options: BenchOptions) -> list[TraceRequest]:
-    """Of the trace, at their moments. Raises ``ValueError``."""
-    assert options.trace is not None
-    trace = read_trace(Path(options.trace), options.trace_format, options.requests)
-    if options.rate is not None:
-        return with_rate(trace, options.rate, options.seed)
-    if len(begin := [request for request in trace if not request.after]) > 1 and not any(r.arrival_s for r in begin):
-        raise ValueError(f"--trace {options.trace}: it has no times; expected --rate R beside it")
-    return trace
 
 
 @contextlib.asynccontextmanager

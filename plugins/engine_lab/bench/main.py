@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
-from engine_lab.bench import sweep, versus
+from engine_lab.bench import rates, versus
 from engine_lab.bench.client import connected
 from engine_lab.bench.compare import read_result, render_comparison
 from engine_lab.bench.options import BenchOptions, options_of
@@ -58,7 +58,7 @@ def run(flags: argparse.Namespace) -> int:
 
 def rendered(result: Result) -> RenderableType:
     """For the screen, whatever was measured."""
-    return {sweep.SCHEMA: sweep.render, versus.SCHEMA: versus.render}.get(result["schema"], render)(result)
+    return {rates.SCHEMA: rates.render, versus.SCHEMA: versus.render}.get(result["schema"], render)(result)
 
 
 def complain(error: object, status: int) -> int:
@@ -73,5 +73,5 @@ async def measure(options: BenchOptions) -> Result:
         return await versus.measure(options)
     async with connected(options) as client:
         if options.sweep is not None or options.rates:
-            return await sweep.measure(client)
+            return await rates.measure(client)
         return await client.run(options)

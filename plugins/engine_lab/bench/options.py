@@ -99,8 +99,6 @@ class BenchOptions:
 
 def options_of(flags: argparse.Namespace) -> BenchOptions:
     """The run that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
-    if flags.endpoint == "chat" and flags.prompt_ids is not None:
-        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.grpc is not None and (flags.endpoint == "chat" or flags.tokenizer is not None):
         raise ValueError("--grpc sends prompts and gets token ids: it takes no --endpoint chat and no --tokenizer")
     check_load(flags)
@@ -126,7 +124,7 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         shared_prefix=flags.shared_prefix,
         text_file=flags.text,
         prompt_ids=flags.prompt_ids,
-        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None and flags.grpc is None else "completions"),
+        endpoint="completions" if flags.grpc is not None else endpoint_of(flags),
         temperature=flags.temperature,
         ignore_eos=flags.ignore_eos,
         usage_per_chunk=flags.usage_per_chunk,
@@ -154,7 +152,7 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         leave=flags.leave,
         slice_s=flags.slice,
         html_file=flags.html,
-        versus=None if flags.versus is None else base_url(flags.versus),
+        versus=None if flags.versus is None else base_url(flags.versus, "--versus"),
         pairs=flags.pairs,
     )
     check_requests(options)
@@ -177,10 +175,10 @@ def check_requests(options: BenchOptions) -> None:
             raise ValueError("--workload: a class with a load of its own runs for a time: expected --duration S")
 
 
-def base_url(url: str) -> str:
+def base_url(url: str, flag: str = "--url") -> str:
     """Without ``/v1``, which most servers have their API at."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {url}: expected http://HOST:PORT")
+        raise ValueError(f"{flag} {url}: expected http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -271,14 +269,31 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
 def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     length = parsed(parse_distribution)
-    add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
-    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
-    add("--shared-prefix", type=share, default=0.0, metavar="SHARE", help="share of a prompt common to all, 0 to 1 (0)")
+    add_prompt_flags(group)
     add("--prefixes", type=whole(1), default=1, metavar="N", help="different shared parts (%(default)s)")
     add("--turns", type=length, default=ONE, metavar="LENGTH", help="turns of a session, each with all before it (1)")
     add("--think", type=number(0.0), default=0.0, metavar="S", help="between an answer and the next turn (%(default)g)")
     add("--leave", type=parsed(parse_leave), metavar="SHARE@S", help="a share of clients goes away S seconds after")
     add("--workload", metavar="FILE", help="classes of requests that come mixed: TOML, a table a class")
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
+    add("--usage-per-chunk", action="store_true", help="ask how many tokens each chunk carries: exact ITL per token")
+    add("--seed", type=int, default=0, metavar="N", help="seeds lengths, texts and arrival times (%(default)s)")
+    add("--nonce", metavar="WORD", help="put into every prompt to keep runs out of each other's cache (random)")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
+
+
+def add_prompt_flags(group: argparse._ArgumentGroup, tokens: str = "128", shared_prefix: float = 0.0) -> None:
+    """What prompts and answers are, with these defaults: of every command that sends some."""
+    add, length = group.add_argument, parsed(parse_distribution)
+    add("--prompt-tokens", type=length, default=tokens, metavar="LENGTH", help="tokens of a prompt (%(default)s)")
+    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
+    add(
+        "--shared-prefix",
+        type=share,
+        default=shared_prefix,
+        metavar="SHARE",
+        help="share of a prompt common to all, 0 to 1 (%(default)g)",
+    )
     add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
     add(
         "--prompt-ids",
@@ -288,12 +303,14 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
         metavar="VOCAB",
         help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
     )
-    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
     add("--ignore-eos", action="store_true", help="ask for outputs of full length")
-    add("--usage-per-chunk", action="store_true", help="ask how many tokens each chunk carries: exact ITL per token")
-    add("--seed", type=int, default=0, metavar="N", help="seeds lengths, texts and arrival times (%(default)s)")
-    add("--nonce", metavar="WORD", help="put into every prompt to keep runs out of each other's cache (random)")
-    add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
+
+
+def endpoint_of(flags: argparse.Namespace) -> str:
+    """Raises ``ValueError`` where it does not take the prompts that are asked for."""
+    if flags.endpoint == "chat" and flags.prompt_ids is not None:
+        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
+    return flags.endpoint or ("chat" if flags.prompt_ids is None else "completions")
 
 
 def rates(text: str) -> tuple[float, ...]:

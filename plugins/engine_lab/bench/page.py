@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from engine_lab.bench import sweep, versus
+from engine_lab.bench import rates, versus
 from engine_lab.bench.report import METRICS, Result, ms, notes, share, show
 from engine_lab.bench.slo import parse_slo
 from engine_lab.shared.chart import Series, chart
@@ -19,7 +19,7 @@ RANKS = ("mean", "p50", "p95", "p99", "max")
 def page(result: Result) -> str:
     """Of one load, several ones, or two servers."""
     schema = result["schema"]
-    made = _sweep if schema == sweep.SCHEMA else _versus if schema == versus.SCHEMA else _run
+    made = _rates if schema == rates.SCHEMA else _versus if schema == versus.SCHEMA else _run
     title, sections = made(result)
     return document(title, sections, result)
 
@@ -99,7 +99,7 @@ def _parts_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> Mark
     return table([title, "ok", "TTFT P50", "P95", "ITL P50", "P95", "E2E P50", "P95", "within limits"], body)
 
 
-def _sweep(result: Result) -> tuple[str, list[Markup]]:
+def _rates(result: Result) -> tuple[str, list[Markup]]:
     config, rows = result["config"], result["rows"]
     title = f"{config['model']} at {config['url']}"
     knee = next((one for one in result["knees"] if one["row"] is not None), None)
@@ -111,7 +111,7 @@ def _sweep(result: Result) -> tuple[str, list[Markup]]:
     head = ["load", "ended/s", "tokens/s", "TTFT P50", "P95", "ITL P50", "P95", "E2E P50", "P95", "within limits"]
     body = [
         [
-            sweep.name_of(each) + ("" if each["valid"] else ", INVALID"),
+            rates.name_of(each) + ("" if each["valid"] else ", INVALID"),
             show(each["ended_per_s"]),
             show(each["output_tokens_per_s"], 1),
             *(ms(each[f"{key}_{rank}_ms"]) for key in ("ttft", "itl", "e2e") for rank in ("p50", "p95")),
@@ -119,7 +119,7 @@ def _sweep(result: Result) -> tuple[str, list[Markup]]:
         ]
         for each in rows
     ]
-    parts = _head(title, config["load"], result, sweep.notes(result))
+    parts = _head(title, config["load"], result, rates.notes(result))
     return title, [*parts, tag("div", *charts, class_="charts"), tag("h2", "Loads"), table(head, body)]
 
 
@@ -139,18 +139,16 @@ def _curves(rows: Sequence[dict[str, Any]], key: str) -> list[Series]:
 
 def _versus(result: Result) -> tuple[str, list[Markup]]:
     a, b = (result["config"][side] for side in versus.SIDES)
-    body = []
-    for found in result["figures"]:
-        between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
-        body.append(
-            [found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]]
-        )
     shown = {found["label"] for found in result["figures"]}
     charts = [_bursts(result, figure) for figure in versus.FIGURES if figure.label in shown]
     load = f"a: {a['model']} at {a['url']}; b: {b['model']} at {b['url']}"
     head = ["", "a", "b", "b / a", "95 % interval", ""]
     parts = _head("Two servers in turns", load, result, versus.notes(result))
-    return "Two servers in turns", [*parts, table(head, body), tag("div", *charts, class_="charts")]
+    return "Two servers in turns", [
+        *parts,
+        table(head, list(map(versus.cells, result["figures"]))),
+        tag("div", *charts, class_="charts"),
+    ]
 
 
 def _bursts(result: Result, figure: versus.Figure) -> Markup:

@@ -14,6 +14,7 @@ from engine_lab.bench.quirks import api_of, tokenize_bodies
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest
 
+SAMPLE_CHARS = 4000
 Counter = Callable[[str], int]
 """Number of tokens of a text."""
 
@@ -46,9 +47,10 @@ async def find_model(session: aiohttp.ClientSession, base_url: str, api_key: str
 
 
 async def calibrate(
-    session: aiohttp.ClientSession, target: Target, sample: str, count_tokens: Counter | None
+    session: aiohttp.ClientSession, target: Target, text: str, count_tokens: Counter | None = None
 ) -> Calibration:
-    """How many characters of ``sample`` make a token, by the most exact way the server offers."""
+    """How many characters of the beginning of ``text`` make a token, by the most exact way the server offers."""
+    sample = text[:SAMPLE_CHARS]
     if count_tokens is not None:
         return Calibration(len(sample) / max(1, count_tokens(sample)), "--tokenizer")
     for source, body in tokenize_bodies(target.model, sample):

@@ -23,7 +23,7 @@ from engine.contracts.percentiles import FEWEST
 from engine_lab.bench.client import Client, connected, go_on
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.report import Result, show
-from engine_lab.ladder.comparisons import Comparison, before_first
+from engine_lab.shared.pairs import before_first
 from engine_lab.shared.statistics import LEVEL, paired_ratio
 
 SCHEMA = "engine-bench-versus/1"
@@ -70,7 +70,7 @@ async def measure(options: BenchOptions) -> Result:
     async with connected(options, f"{nonce}a") as a:
         options_b = replace(options, url=options.versus)
         async with connected(options_b, f"{nonce}b", a.calibration) as b:
-            order = before_first(options.seed, Comparison("versus", options.versus, (), ()), options.pairs)
+            order = before_first(f"{options.seed}/{options.versus}", options.pairs)
             try:
                 for index, is_a_first in enumerate(order):
                     first, second = (a, b) if is_a_first else (b, a)
@@ -160,11 +160,14 @@ def render(result: Result) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for found in result["figures"]:
-        between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
-        table.add_row(
-            found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]
-        )
+        table.add_row(*cells(found))
     return Group(*head, table, *(Text(line) for line in notes(result)))
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    """The row of a figure: both sides, their ratio with its interval, and what it says."""
+    between = "-" if found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"
+    return [found["label"], show(found["a"]), show(found["b"]), f"{found['ratio']:.3f}", between, found["verdict"]]
 
 
 def notes(result: Result) -> list[str]:

@@ -14,8 +14,8 @@ import msgspec
 APART = 4.0
 WORSE = 1.1
 """A class's P95 after a change / before, from which on the change harms it."""
-ITL_LIMIT_MS = 50.0
-"""ITL below it harms nobody, however much less it was: that of class ``chat``."""
+CHAT_ITL_MS = 50.0
+"""ITL of class ``chat``: below it harms nobody, however much less it was."""
 ALL, SHORT, LONG = "all", "short", "long"
 LABELS = {"ttft_ms": "TTFT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 
@@ -78,11 +78,11 @@ def harmed(before: P95s, after: P95s) -> Iterator[str]:
     for name, figures in before.items():
         for key, was in figures.items():
             now = after.get(name, {}).get(key, was)
-            if now > WORSE * was and (key != "itl_ms" or now > ITL_LIMIT_MS):
+            if now > WORSE * was and (key != "itl_ms" or now > CHAT_ITL_MS):
                 yield f"{name}: {LABELS[key]} P95 {was:.4g} -> {now:.4g} ms (x {now / was:.2f})"
 
 
-def words(found: Mapping[str, Mapping[str, float]]) -> str:
+def in_words(found: Mapping[str, Mapping[str, float]]) -> str:
     """In a line."""
     return "; ".join(
         f"{name}: {', '.join(f'{LABELS[key]} {value:.4g}' for key, value in figures.items())}"

@@ -16,7 +16,7 @@ from rich.console import Console
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.probe import ProbeError
 from engine_lab.doctor import evidence, ledger
-from engine_lab.doctor.classes import words
+from engine_lab.doctor.classes import in_words
 from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
 from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.probe import probe
@@ -99,7 +99,7 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
     busy, runs = verified.busy
     if busy:
         print(f"the machine was busy in {busy} of {runs} runs: try again when it is quiet", file=to)
-    print(f"P95 without, in ms: {words(verified.before)}\n       with:        {words(verified.after)}", file=to)
+    print(f"P95 without, in ms: {in_words(verified.before)}\n       with:        {in_words(verified.after)}", file=to)
     return OK
 
 

@@ -97,7 +97,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Window:
     """A window."""
 
     figures: Figures
@@ -135,7 +135,7 @@ async def reading(engine: EngineReader) -> Reading:
 
 async def watch(
     engine: EngineReader, before: Reading, work: Awaitable[object], look_s: float, probe: Probe = nothing
-) -> Watched:
+) -> Window:
     """Figures from ``before`` until ``work`` ends, with a look at the queue every ``look_s`` seconds meanwhile; and the
     reading at the end. Raises ``ValueError``."""
     looks: list[Look] = []
@@ -163,7 +163,7 @@ async def watch(
             details += (await engine.json(f"/engine/requests/{each['request_id']}"))["sequences"]
     machine = machine_between(first, last)
     seen = Seen(seconds, before.series, after.series, looks, requests, details, cost, machine, probed.figures)
-    return Watched(figures_of(seen), after, requests)
+    return Window(figures_of(seen), after, requests)
 
 
 def sampled(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

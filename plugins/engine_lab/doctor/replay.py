@@ -17,7 +17,6 @@ from engine_lab.bench.target import HttpSender, Target
 from engine_lab.bench.workload import BenchRequest, random_text
 from engine_lab.doctor.classes import Recorded, long_from
 
-SAMPLE_CHARS = 4000
 STATIC = 0.9
 """Of a prompt, common to all, where what differs is put last."""
 LEAST_PROMPT = 8
@@ -71,7 +70,7 @@ class Replay:
         if not self._model:
             self._model = await find_model(self._session, url, None)
             sample = Target(url, self._model, "completions")
-            found = await calibrate(self._session, sample, self._text[:SAMPLE_CHARS], None)
+            found = await calibrate(self._session, sample, self._text)
             self._chars_per_token = found.chars_per_token
         target = Target(url, self._model, "completions", ignore_eos=True, cache_salt=salt)
 

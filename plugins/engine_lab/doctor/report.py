@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from engine_lab.doctor.classes import p95s, words
+from engine_lab.doctor.classes import in_words, p95s
 from engine_lab.doctor.diagnosis import Diagnosis, Finding
 from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.figures import MEANING
@@ -109,7 +109,7 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     for number, finding in enumerate(diagnosis.findings, 1):
         yield from _finding(number, finding, replaced(finding, evidence))
     if latencies := p95s(evidence.requests):
-        yield Text(f"\nP95 in ms of each class: {words(latencies)}", style="dim")
+        yield Text(f"\nP95 in ms of each class: {in_words(latencies)}", style="dim")
     for note in notes(diagnosis, evidence):
         yield Text(note, style="dim")
 

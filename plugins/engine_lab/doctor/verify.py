@@ -16,15 +16,15 @@ from engine_lab.doctor.classes import P95s, Recorded, harmed, long_from, p95s
 from engine_lab.doctor.diagnosis import Finding
 from engine_lab.doctor.evidence import Engine, Evidence, engine_of
 from engine_lab.doctor.figures import machine_of
-from engine_lab.doctor.recording import Watched, reading, watch
-from engine_lab.doctor.replay import CHANGES, SAMPLE_CHARS, Replay, part_of
+from engine_lab.doctor.recording import Window, reading, watch
+from engine_lab.doctor.replay import CHANGES, Replay, part_of
 from engine_lab.doctor.shadow import form_of, overrides_of
-from engine_lab.ladder.comparisons import ADDED, Comparison, before_first
 from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder
 from engine_lab.ladder.requests import Requests
 from engine_lab.ladder.servers import Servers
 from engine_lab.shared.live import LiveEngine
+from engine_lab.shared.pairs import before_first
 from engine_lab.shared.statistics import Estimate, paired_ratio
 
 LOOK_S = 0.1
@@ -61,8 +61,7 @@ async def verify(
             "shadow would have it alone: put the override to the test on a server with one engine"
         )
     before, after = (overrides_of(evidence.engine, changes) for changes in ((), finding.remedy.overrides))
-    comparison = Comparison(ADDED, finding.rule.cause, before, after)
-    order = before_first(options.seed, comparison, options.pairs)
+    order = before_first(f"{options.seed}/{finding.rule.cause}", options.pairs)
     values: tuple[list[float], list[float]] = ([], [])
     requests: tuple[list[Recorded], list[Recorded]] = ([], [])
     busy = 0
@@ -76,7 +75,7 @@ async def verify(
                     say(f"{finding.rule.cause}: pair {pair + 1} of {options.pairs}")
                     await servers.close()
                     for side in (0, 1) if is_before_first else (1, 0):
-                        words = comparison.before if side == 0 else comparison.after
+                        words = before if side == 0 else after
                         watched = await shadow.measured(words, pair, changed=side == 1)
                         values[side].append(watched.figures[finding.rule.metric])
                         requests[side].extend(watched.requests_since(0.0))
@@ -122,7 +121,7 @@ class Stated:
         if not self._ladder.model:
             self._ladder.model = await find_model(self._session, url, None)
             target = Target(url, self._ladder.model, options.endpoint)
-            found = await calibrate(self._session, target, self._requests.text[:SAMPLE_CHARS], None)
+            found = await calibrate(self._session, target, self._requests.text)
             self._ladder.chars_per_token = found.chars_per_token
         await self._requests.run(url, self._form, options.seed, "warm-up")
 
@@ -144,7 +143,7 @@ class Shadow:
         self._session, self._servers, self._load, self._metric = session, servers, load, metric
         self._recorded, self._is_checked = evidence.engine, False
 
-    async def measured(self, words: tuple[str, ...], pair: int, *, changed: bool) -> Watched:
+    async def measured(self, words: tuple[str, ...], pair: int, *, changed: bool) -> Window:
         """One run; its figures have the metric."""
         (url,) = await self._servers.keep([(words, 0)])
         engine = LiveEngine(self._session, url)

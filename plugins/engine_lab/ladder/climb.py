@@ -10,7 +10,7 @@ import aiohttp
 
 from engine_lab.bench.probe import ProbeError, calibrate, find_model
 from engine_lab.bench.target import open_session
-from engine_lab.ladder.comparisons import Comparison, before_first, plan
+from engine_lab.ladder.comparisons import Comparison, plan
 from engine_lab.ladder.floor import machine
 from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder, Measured, Run, Survey
@@ -19,8 +19,6 @@ from engine_lab.ladder.rungs import P99, Rung, Words, form_of, merged, overrides
 from engine_lab.ladder.servers import Key, Refused, Servers
 from engine_lab.ladder.survey import baseline_of, facts_of, outputs_of
 from engine_lab.shared.live import LiveEngine
-
-SAMPLE_CHARS = 4000
 
 
 class Climb:
@@ -93,7 +91,7 @@ class Climb:
             ladder.floor = await machine()
         if options.prompt_ids is None:
             target = self._requests.target(url, form_of(words), "calibration")
-            calibration = await calibrate(self._session, target, self._requests.text[:SAMPLE_CHARS], None)
+            calibration = await calibrate(self._session, target, self._requests.text)
             ladder.chars_per_token = calibration.chars_per_token
         if any(form_of(words).max_tokens == P99 for words in (ladder.base, *(rung.words for rung in ladder.rungs))):
             self._say(f"observing the length of {options.observe} answers")
@@ -109,7 +107,7 @@ class Climb:
         keys = [(overrides_of(words), 0) for words in (comparison.before, comparison.after)]
         if comparison.is_same:
             keys[1] = (keys[1][0], 1)
-        order = before_first(options.seed, comparison, options.pairs)
+        order = comparison.order(options.seed, options.pairs)
         try:
             for pair in range(len(measured.pairs), options.pairs):
                 self._say(f"{comparison.kind}: {comparison.name}, pair {pair + 1} of {options.pairs}")

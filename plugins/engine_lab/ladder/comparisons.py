@@ -1,12 +1,12 @@
-"""Which sets of overrides are compared, and in which order their runs are made."""
+"""Which sets of overrides are compared."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_lab.ladder.rungs import Rung, Words, merged
+from engine_lab.shared.pairs import before_first
 
 ADDED, LEFT_OUT, ALL, SAME = "added", "left out", "all", "A/A"
 
@@ -25,6 +25,10 @@ class Comparison:
     def is_same(self) -> bool:
         return self.kind == SAME
 
+    def order(self, seed: int, pairs: int) -> list[bool]:
+        """See :func:`~engine_lab.shared.pairs.before_first`."""
+        return before_first(f"{seed}/{self.kind}/{self.name}", pairs)
+
 
 def plan(base: Words, rungs: Sequence[Rung], leave_one_out: bool = True, num_same: int = 0) -> list[Comparison]:
     """All comparisons of a ladder. Leaving out the topmost rung is what adding it is, and is not measured twice."""
@@ -42,14 +46,3 @@ def plan(base: Words, rungs: Sequence[Rung], leave_one_out: bool = True, num_sam
             for i, rung in enumerate(rungs[:-1])
         ]
     return found + [Comparison(SAME, f"A/A {i + 1}", base, base) for i in range(num_same)]
-
-
-def before_first(seed: int, comparison: Comparison, pairs: int) -> list[bool]:
-    """For each pair of runs, whether ``before`` runs first: ABBA or BAAB, drawn for every two pairs, so that a steady
-    drift of the machine meets both sides alike."""
-    rng = random.Random(f"{seed}/{comparison.kind}/{comparison.name}")
-    order: list[bool] = []
-    while len(order) < pairs:
-        first = rng.random() < 0.5
-        order += [first, not first]
-    return order[:pairs]

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from engine_lab.bench.distribution import Distribution, parse_distribution
-from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, share, whole
+from engine_lab.bench.distribution import Distribution
+from engine_lab.bench.options import add_prompt_flags, endpoint_of, number, parsed, whole
 from engine_lab.bench.slo import Slo, parse_slo
 from engine_lab.ladder.rungs import DEFAULT_RUNGS, Rung, check_names, parse_rung, read_rungs
 from engine_lab.shared.statistics import LEVEL
@@ -67,8 +67,6 @@ def options_of(flags: argparse.Namespace) -> LadderOptions:
     if not flags.rungs and not flags.rung:
         rungs = [parse_rung(text) for text in DEFAULT_RUNGS]
     check_names(rungs)
-    if flags.endpoint == "chat" and flags.prompt_ids is not None:
-        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.rate is not None and flags.concurrency is not None:
         raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     if not 0.5 <= flags.level < 1.0:
@@ -89,7 +87,7 @@ def options_of(flags: argparse.Namespace) -> LadderOptions:
         shared_prefix=flags.shared_prefix,
         text_file=flags.text,
         prompt_ids=flags.prompt_ids,
-        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        endpoint=endpoint_of(flags),
         ignore_eos=flags.ignore_eos,
         observe=flags.observe,
         outputs=flags.outputs,
@@ -126,24 +124,12 @@ def _add_ladder_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
-    add, length = group.add_argument, parsed(parse_distribution)
+    add = group.add_argument
     add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
     add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
     add("--requests", type=whole(1), default=10, metavar="N", help="requests of a run (%(default)s)")
-    add("--prompt-tokens", type=length, default="512", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
-    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
-    add("--shared-prefix", type=share, default=0.8, metavar="SHARE", help="part of a prompt common to all (0.8)")
-    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
-    add(
-        "--prompt-ids",
-        type=whole(2),
-        nargs="?",
-        const=DEFAULT_VOCAB,
-        metavar="VOCAB",
-        help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
-    )
+    add_prompt_flags(group, tokens="512", shared_prefix=0.8)
     add("--endpoint", choices=("chat", "completions"), help="default: chat")
-    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
     add("--observe", type=whole(1), default=100, metavar="N", help="requests that max_tokens=p99 is of (%(default)s)")
     add("--outputs", type=whole(0), default=8, metavar="N", help="greedy outputs compared at each rung (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths and the order of runs (%(default)s)")

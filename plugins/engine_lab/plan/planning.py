@@ -239,20 +239,20 @@ class Planner:
             words = " ".join(candidate.overrides)
             self._say(f"{number} of {len(candidates)}: {words}")
             try:
-                found.append(self._option(*self._fitting(candidate), before, count))
+                found.append(self._option(*self._sized(candidate), before, count))
             except (EstimateError, EvalError) as error:
                 found.append(Option(candidate.overrides, candidate.trade, reason=str(error).splitlines()[0]))
             except KeyboardInterrupt:
                 return found, f"stopped: {len(found)} of {len(candidates)} overrides and layouts were tried"
         return found, ""
 
-    def _fitting(self, candidate: Candidate) -> tuple[Candidate, Sizing]:
-        """Where it does not fit but shorter requests would, with their length."""
+    def _sized(self, candidate: Candidate) -> tuple[Candidate, Sizing]:
+        """Where it does not fit but shorter requests would: with their length."""
         sizing = self._size(candidate.overrides)
         for each in sizing.suggestions:
             if each.overrides[0].startswith(LENGTHS):
-                longer = Candidate((*candidate.overrides, *each.overrides), f"{candidate.trade}; {each.effect}")
-                return longer, self._size(longer.overrides)
+                shorter = Candidate((*candidate.overrides, *each.overrides), f"{candidate.trade}; {each.effect}")
+                return shorter, self._size(shorter.overrides)
         return candidate, sizing
 
     def _option(self, candidate: Candidate, sizing: Sizing, before: Prediction | None, count: int) -> Option:

@@ -16,6 +16,7 @@ from engine_lab.sweep.rounds import LEAST_FINAL, after, ranked, seconds_of
 
 TOKENS = 8192
 """KV tokens that memory is told with: engines fill what is free with more."""
+NOT_MEASURED = "not measured"
 PARETO = ("ttft_p95", "itl_p95", "tokens_per_s", "memory", "loss")
 Row = dict[str, Any]
 
@@ -51,6 +52,7 @@ def row(experiment: Experiment, one: Candidate, by: str) -> Row:
         "name": one.name,
         "overrides": list(one.words),
         "status": status(experiment, one),
+        "same_as": one.same_as,
         "reason": one.refused,
         "runs": len(runs),
         "figures": figures,
@@ -69,7 +71,7 @@ def status(experiment: Experiment, one: Candidate) -> str:
     if one.refused:
         return "refused" if not any(run.candidate == one.id for run in experiment.runs) else "failed"
     if not experiment.runs_of(one.id):
-        return "not measured"
+        return NOT_MEASURED
     last = last_round(experiment)
     if last is not None and one.id in last.candidates:
         return "last round"

@@ -11,8 +11,8 @@ from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.report import summarise
 from engine_lab.bench.slo import Slo
 
-SHARE = 95
-"""Percentile of requests that an SLO is for."""
+PERCENTILE = 95
+"""Of requests: that an SLO is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ FIGURES = (
         "slo",
         "SLO share",
         "x limit",
-        f"P{SHARE} over requests of the largest share that any limit of --slo is taken: at most 1 is within it",
+        f"P{PERCENTILE} over requests of the largest share that any limit of --slo is taken: at most 1 is within it",
     ),
 )
 BY_KEY = {figure.key: figure for figure in FIGURES}
@@ -72,4 +72,4 @@ def share_of(slo: Slo, records: Sequence[RequestRecord]) -> float | None:
         known = [value / limit for value, limit in values if value is not None]
         if known:
             taken.append((max(known), 1))
-    return describe(taken)[f"p{SHARE}"]
+    return describe(taken)[f"p{PERCENTILE}"]

@@ -17,11 +17,10 @@ from engine_lab.bench.replay import play, schedule_of
 from engine_lab.bench.target import HttpSender, Target
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
 from engine_lab.shared.simulation.trace import TraceRequest
-from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
+from engine_lab.shared.simulation.traces.reading import timed_trace
 from engine_lab.sweep.options import Load
 
 NONCE = "sweep"
-SAMPLE_CHARS = 4000
 clock = time.perf_counter
 
 
@@ -39,7 +38,7 @@ class Requests:
         if self._load.prompt_ids is not None:
             return 1.0
         target = self._target(url, model, "calibration")
-        return (await calibrate(self._session, target, self._text[:SAMPLE_CHARS], None)).chars_per_token
+        return (await calibrate(self._session, target, self._text)).chars_per_token
 
     def _target(self, url: str, model: str, salt: str) -> Target:
         load = self._load
@@ -98,5 +97,4 @@ def trace_of(load: Load) -> list[TraceRequest] | None:
     """The requests of ``--trace``, at the moments that are asked for; ``None``: none are. Raises ``ValueError``."""
     if load.trace is None:
         return None
-    found = read_trace(Path(load.trace), limit=load.requests)
-    return found if load.rate is None else with_rate(found, load.rate, load.seed)
+    return timed_trace(Path(load.trace), "auto", load.requests, load.rate, load.seed)

@@ -39,7 +39,9 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         options = options_of(flags)
         folder = options.folder_of(overrides, "sweep")
         check_folder(folder, "--folder")
-        experiment = new_or_resumed(overrides, options, folder, lambda: sets_of(overrides, options))
+        experiment = new_or_resumed(
+            overrides, options, folder, lambda: candidates_of(overrides, options.config_dirs, options.keep_equal)
+        )
     except ValueError as error:
         return complain(error, USAGE)
 
@@ -91,10 +93,6 @@ async def measuring(experiment: Experiment, options: SweepOptions) -> AsyncItera
                 yield Measure(session, servers, options, experiment)
             finally:
                 await servers.close()
-
-
-def sets_of(words: list[str], options: SweepOptions) -> list[Candidate]:
-    return candidates_of(words, options.config_dirs, options.keep_equal)
 
 
 def new_or_resumed(

@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 
 from engine.contracts.percentiles import FEWEST
-from engine_lab.bench.distribution import Distribution, parse_distribution
-from engine_lab.bench.options import DEFAULT_VOCAB, number, parsed, whole
-from engine_lab.bench.options import share as share_flag
+from engine_lab.bench.distribution import Distribution
+from engine_lab.bench.options import add_prompt_flags, endpoint_of, number, parsed, whole
 from engine_lab.bench.slo import Slo, parse_slo
-from engine_lab.sweep.figures import FIGURES, SHARE
+from engine_lab.sweep.figures import FIGURES, PERCENTILE
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -97,9 +96,9 @@ def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
     by = flags.by or ("e2e" if flags.slo is None else "slo")
     if by == "slo" and flags.slo is None:
         raise ValueError("--by slo needs the limits: --slo ttft=500ms,itl=50ms")
-    if by in ("slo", "ttft_p95") and flags.requests < FEWEST[SHARE]:
+    if by in ("slo", "ttft_p95") and flags.requests < (least := FEWEST[PERCENTILE]):
         raise ValueError(
-            f"--requests {flags.requests}: a P{SHARE} of each run is compared, which needs at least {FEWEST[SHARE]}"
+            f"--requests {flags.requests}: expected at least {least}, as --by {by} compares a P{PERCENTILE} of each run"
         )
     if flags.max_loss is not None and flags.no_quality:
         raise ValueError("--quality and --no-quality exclude each other")
@@ -122,8 +121,6 @@ def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
 
 def load_of(flags: argparse.Namespace) -> Load:
     """Raises ``ValueError`` when the flags contradict each other."""
-    if flags.endpoint == "chat" and flags.prompt_ids is not None:
-        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
     if flags.rate is not None and flags.concurrency is not None:
         raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     if flags.trace is not None and flags.concurrency is not None:
@@ -138,7 +135,7 @@ def load_of(flags: argparse.Namespace) -> Load:
         shared_prefix=flags.shared_prefix,
         text_file=flags.text,
         prompt_ids=flags.prompt_ids,
-        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        endpoint=endpoint_of(flags),
         temperature=flags.temperature,
         ignore_eos=flags.ignore_eos,
         timeout_s=flags.timeout,
@@ -192,27 +189,16 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """The load of every run."""
-    add, length = parser.add_argument_group("load, of every run").add_argument, parsed(parse_distribution)
+    group = parser.add_argument_group("load, of every run")
+    add = group.add_argument
     add("--trace", metavar="FILE", help="send the first requests of a trace, which engine simulate reads, too")
     add("--speed", type=number(1e-6), default=1.0, metavar="X", help="X times as fast as the trace (%(default)g)")
     add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
     add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
     add("--requests", type=whole(1), default=20, metavar="N", help="requests of a run (%(default)s)")
     add("--warmup", type=whole(0), default=4, metavar="N", help="unmeasured requests first (%(default)s)")
-    add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
-    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
-    add("--shared-prefix", type=share_flag, default=0.0, metavar="SHARE", help="share of a prompt common to all (0)")
-    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
-    add(
-        "--prompt-ids",
-        type=whole(2),
-        nargs="?",
-        const=DEFAULT_VOCAB,
-        metavar="VOCAB",
-        help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
-    )
+    add_prompt_flags(group)
     add("--endpoint", choices=("chat", "completions"), help="default: chat")
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
-    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
     add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths, arrivals and orders (%(default)s)")
     add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")

@@ -17,7 +17,7 @@ from engine_lab.shared.simulation.plans import resolve
 from engine_lab.shared.simulation.run import simulate
 from engine_lab.shared.simulation.spec import Drafts, EngineSpec
 from engine_lab.shared.simulation.trace import TraceRequest
-from engine_lab.sweep.figures import BY_KEY, SHARE
+from engine_lab.sweep.figures import BY_KEY, PERCENTILE
 from engine_lab.sweep.load import trace_of
 from engine_lab.sweep.options import Load, SweepOptions
 from engine_lab.sweep.record import Candidate, Experiment
@@ -93,7 +93,7 @@ def figure(outcome: Outcome, by: str, slo: Slo | None) -> float | None:
     if by == "slo" and slo is not None:
         values = {"e2e": "e2e_ms", "ttft": "ttft_ms", "itl": "itl_ms", "tpot": "itl_ms"}
         taken = [max(getattr(one, values[name]) / limit for name, limit in slo.limits_ms) for one in served]
-        return describe([(share, 1) for share in taken])[f"p{SHARE}"]
+        return describe([(share, 1) for share in taken])[f"p{PERCENTILE}"]
     if by == "ttft_p95":
         return describe([(one.ttft_ms, 1) for one in served])["p95"]
     return describe([(one.e2e_ms, 1) for one in served])["mean"]

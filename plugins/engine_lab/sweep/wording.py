@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from engine.contracts.percentiles import FEWEST
-from engine_lab.sweep.figures import BY_KEY, SHARE
+from engine_lab.sweep.analysis import NOT_MEASURED
+from engine_lab.sweep.figures import BY_KEY, PERCENTILE
 from engine_lab.sweep.record import Experiment
 
 LATE_MS = 5.0
@@ -27,7 +29,12 @@ def conclusion(experiment: Experiment) -> str:
 
 def ratio(one: dict[str, Any], names: list[str]) -> str:
     """Of one comparison."""
-    return f"{one['ratio']:.3f} [{one['low']:.3f}-{one['high']:.3f}] of {names[one['against']]}"
+    return f"{interval(one)} of {names[one['against']]}"
+
+
+def interval(ratio: Mapping[str, Any]) -> str:
+    """A ratio with its interval."""
+    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}-{ratio['high']:.3f}]"
 
 
 def notes(experiment: Experiment) -> list[str]:
@@ -44,7 +51,7 @@ def notes(experiment: Experiment) -> list[str]:
         "alone, at 95 %",
     ]
     if summary["slo"]:
-        lines.append(f"SLO: {summary['slo']}, for P{SHARE} of requests")
+        lines.append(f"SLO: {summary['slo']}, for P{PERCENTILE} of requests")
     if experiment.quality:
         lines.append(f"loss of quality: {experiment.quality}")
     if all(row["figures"]["ttft_p95"] is None for row in summary["rows"] if row["runs"]):
@@ -61,8 +68,8 @@ def notes(experiment: Experiment) -> list[str]:
 
 def reason(row: dict[str, Any]) -> str:
     """Why a set has no place in the order."""
-    if row["status"] == "not measured":
+    if row["status"] == NOT_MEASURED:
         return "there was no time for it (--budget)"
-    if row["status"].startswith("the same plan"):
+    if row["same_as"] is not None:
         return "the same plan as another set"
     return f"{row['status']}: {row['reason']}" if row["reason"] else ""

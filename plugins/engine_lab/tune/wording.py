@@ -7,6 +7,7 @@ from typing import Any
 from engine_lab.sweep.figures import BY_KEY
 from engine_lab.sweep.record import Experiment
 from engine_lab.sweep.screen import shown
+from engine_lab.sweep.wording import interval
 from engine_lab.tune.proof import BY
 
 
@@ -45,7 +46,3 @@ def line_brings(one: dict[str, Any]) -> str:
         return f"{one['line']}: not measured"
     said = "brings" if ratio["high"] < 1.0 else "costs" if ratio["low"] > 1.0 else "no effect shown,"
     return f"{one['line']}: {said} a factor of {interval(ratio)} in {BY_KEY[BY].label}, beside the other lines"
-
-
-def interval(ratio: dict[str, float]) -> str:
-    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}-{ratio['high']:.3f}]"

@@ -179,9 +179,10 @@ def test_refused_requests_are_counted_by_kind_with_the_servers_words():
     assert "queue is full" in result["requests"]["failed"]["http_429"]["example"]
 
 
-def test_an_url_without_a_scheme_is_wrong_usage(capsys):
-    assert main(["bench", "--url", "127.0.0.1:8000"]) == 2
-    assert "--url 127.0.0.1:8000: expected http://HOST:PORT" in capsys.readouterr().err
+@pytest.mark.parametrize("flag", ["--url", "--versus"])
+def test_an_url_without_a_scheme_is_wrong_usage(flag, capsys):
+    assert main(["bench", flag, "127.0.0.1:8000"]) == 2
+    assert f"{flag} 127.0.0.1:8000: expected http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_server_that_refuses_every_warm_up_is_not_measured():

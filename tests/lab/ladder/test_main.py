@@ -16,7 +16,6 @@ from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.ladder import climb as climbing
 from engine_lab.ladder import requests
-from engine_lab.ladder.comparisons import before_first
 from engine_lab.ladder.options import add_flags, options_of
 from engine_lab.ladder.record import load
 from engine_lab.ladder.requests import max_tokens, own_part_first
@@ -69,7 +68,7 @@ def test_both_sides_of_a_pair_get_the_same_prompts_in_the_order_of_the_plan(engi
     runs = [body for body in engine.bodies if body.get("cache_salt", "").startswith("added/")]
     pairs = [runs[i : i + 4] for i in range(0, len(runs), 4)]
     order = [not pair[0]["stream"] for pair in pairs]
-    assert order == before_first(0, load(str(file)).comparisons[0].comparison, 6)
+    assert order == load(str(file)).comparisons[0].comparison.order(0, 6)
     for pair in pairs:
         prompts = [body["messages"][0]["content"] for body in pair]
         assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +51,12 @@ def test_a_closed_loop_is_simulated_as_one() -> None:
     load = options("--concurrency", "2", "--requests", "5").load
     assert [one.after for one in simulated_load(load)] == [(), (), ("0",), ("1",), ("2",)]
     assert trace_of(load) is None
+
+
+def test_a_trace_without_times_needs_a_rate(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "x" * 40}, {"from": "gpt", "value": "y" * 12}]
+    path = tmp_path / "shared.json"
+    path.write_text(json.dumps([{"id": i, "conversations": turns} for i in range(3)]))
+    with pytest.raises(ValueError, match="it has no times; expected --rate R beside it"):
+        trace_of(options("--trace", str(path)).load)
+    assert (sent := trace_of(options("--trace", str(path), "--rate", "2").load)) is not None and sent[1].arrival_s > 0

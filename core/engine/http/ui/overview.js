@@ -113,12 +113,12 @@ export function overviewScreen(history = new History()) {
 /** The last minute in a line. `use`: of the machine. */
 function now(history, stats, use) {
   const sum = (name) => history.last(name, MINUTE_S).reduce((all, value) => all + value * history.periodS, 0);
-  const rates = history.last("requests", MINUTE_S).length * history.periodS;
+  const seconds = history.last("requests", MINUTE_S).length * history.periodS;
   const worst = (name) => Math.max(...history.last(name, MINUTE_S));
   const late = (name) => history.targets[`${name}_ms`] !== null && worst(`${name}_max_ms`) > history.targets[`${name}_ms`];
   const kv = Math.max(0, ...stats.blocks.map((group) => group.leased / Math.max(1, group.total)));
   const shown = [
-    ["Requests/s", figure(rates ? sum("requests") / rates : null)],
+    ["Requests/s", figure(seconds ? sum("requests") / seconds : null)],
     ["Errors", count(sum("errors")), sum("errors") > 0],
     ["Slowest TTFT", ms(worst("ttft_max_ms")), late("ttft")],
     ["Slowest ITL", ms(worst("itl_max_ms")), late("itl")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_lab.doctor.classes import WORSE
+from engine_lab.doctor.classes import CHAT_ITL_MS, WORSE
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import STEP_COST, decode_row_ms, machine_of
 from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
@@ -11,8 +11,8 @@ BRANCH = "ITL"
 ENOUGH = {"steps": 20.0, "itl_count": 50.0}
 """Tokens, not requests that ended: those of a slow engine have not, yet."""
 CHUNK_COST = (*STEP_COST, "cost.per_prefill_context_ms")
-TARGET_MS, MOST_TARGET_MS = 50.0, 100.0
-"""ITL of class ``chat``, and what a slow machine may have."""
+MOST_TARGET_MS = 100.0
+"""For ITL, of a slow machine."""
 SLOW_WEIGHTS_MS = 20.0
 """A step that takes so long for weights alone is far from the 30 ms that ITL should stay below."""
 LONG = 1024
@@ -32,7 +32,7 @@ def shorter_steps(engine: Engine, figures: Figures, advice: str, change: str = "
     on top: with a target of twelve of them the prompts themselves wait a tenth longer. Where there is a target, or none
     would help, the advice is all there is."""
     fixed = figures["itl_p50_ms"]
-    target = min(MOST_TARGET_MS, max(TARGET_MS, 10.0 * round(1.2 * fixed)))
+    target = min(MOST_TARGET_MS, max(CHAT_ITL_MS, 10.0 * round(1.2 * fixed)))
     stall = figures["itl_p999_ms"]
     if engine.settings.get("scheduler.itl_target_ms") or stall < 1.5 * target:
         return Remedy(0.05, 0.8, (), advice, change=change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_lab.doctor.classes import CHAT_ITL_MS
 from engine_lab.doctor.evidence import Engine, Figures
 from engine_lab.doctor.figures import decode_row_ms, machine_of
 from engine_lab.doctor.rule import CLIENTS, Remedy, Rule
@@ -14,8 +15,8 @@ BATCHES_WELL = 1.5
 FEW, BUSY = 16, 0.7
 SMALL_CHUNK, SMALL_BUDGET, LARGE_BUDGET = 96, 256, 2048
 """Tokens. Of a smaller chunk the fixed cost of a step is a good part, on any machine."""
-TARGET_MS, LOW_TARGET_MS = 50.0, 20.0
-"""ITL of class ``chat``; and below what a target leaves hardly any time for prompts: a higher one was chosen."""
+LOW_TARGET_MS = 20.0
+"""A lower target for ITL leaves hardly any time for prompts."""
 
 
 def without_queue(figures: Figures, most: float = 0.95) -> Remedy | None:
@@ -110,8 +111,8 @@ def small_chunks(engine: Engine, figures: Figures) -> Remedy | None:
     if not (is_low or is_small) or chunks < 4.0 or tokens / chunks > SMALL_CHUNK:
         return None
     words = [f"scheduler.token_budget={LARGE_BUDGET}"] * is_small
-    words += [f"scheduler.itl_target_ms={TARGET_MS:g}"] * (is_low or not target)
-    pays = f"who decodes beside a prompt: ITL up to {TARGET_MS:g} ms, the limit of class chat"
+    words += [f"scheduler.itl_target_ms={CHAT_ITL_MS:g}"] * (is_low or not target)
+    pays = f"who decodes beside a prompt: ITL up to {CHAT_ITL_MS:g} ms, the limit of class chat"
     if is_busy := machine_of(figures).is_busy:
         pays = "who decodes beside a prompt: ITL, on a busy machine more than twice the target"
     return Remedy(max(0.05, 2.0 / chunks), 0.92, tuple(words), "", pays, is_busy)

@@ -61,6 +61,18 @@ def format_of(path: Path) -> str:
     raise TraceError(f"{path}: of no known format; expected one of {', '.join(FORMATS)}; --format names it")
 
 
+def timed_trace(path: Path, format: str, limit: int | None, rate: float | None, seed: int) -> list[TraceRequest]:
+    """As :func:`read_trace`, and with ``rate`` as :func:`with_rate`. Raises :class:`TraceError`, also where there are
+    neither times nor a rate."""
+    trace = read_trace(path, format, limit)
+    if rate is not None:
+        return with_rate(trace, rate, seed)
+    first = [request for request in trace if not request.after]
+    if len(first) > 1 and not any(request.arrival_s for request in first):
+        raise TraceError(f"--trace {path}: it has no times; expected --rate R beside it")
+    return trace
+
+
 def with_rate(trace: Sequence[TraceRequest], rate: float, seed: int) -> list[TraceRequest]:
     """The trace with arrivals of its own: ``rate`` a second, Poisson. Of a session, that of its first request."""
     rng, now, timed = random.Random(f"{seed}/arrivals"), 0.0, []
