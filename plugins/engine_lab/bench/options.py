@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,7 +338,7 @@ def whole(low: int) -> Callable[[str], Any]:
     """An argparse type: a whole number of at least ``low``."""
 
     def parse(text: str) -> int:
-        if not text.lstrip("-").isdigit() or int(text) < low:
+        if not re.fullmatch("-?[0-9]+", text) or int(text) < low:
             raise ValueError(f"{text!r}: expected a whole number of at least {low}")
         return int(text)
 

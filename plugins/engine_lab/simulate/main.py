@@ -22,7 +22,7 @@ from engine_lab.shared.simulation.run import simulate
 from engine_lab.shared.simulation.spec import EngineSpec, slower
 from engine_lab.shared.simulation.stores import bound_of
 from engine_lab.shared.simulation.trace import TraceRequest
-from engine_lab.shared.simulation.traces.reading import read_trace, with_rate
+from engine_lab.shared.simulation.traces.reading import timed_trace
 from engine_lab.simulate.assumptions import Assumption, Origin, drafts_for, load_of, overheads_for, steps_of
 from engine_lab.simulate.compare import Verdict, compare
 from engine_lab.simulate.figures import SOURCE, figures, measured_figures
@@ -230,10 +230,10 @@ def fleet_of(spec: EngineSpec, options: SimulateOptions) -> list[EngineSpec]:
 
 def load(options: SimulateOptions) -> list[TraceRequest]:
     """The requests, at the moments that the flags ask for."""
-    trace = read_trace(options.trace, options.format, options.limit)
-    if options.rate is None:
-        return [r if r.after else replace(r, arrival_s=r.arrival_s / options.rate_scale) for r in trace]
-    return with_rate(trace, options.rate, options.seed)
+    trace = timed_trace(options.trace, options.format, options.limit, options.rate, options.seed)
+    if options.rate is not None:
+        return trace
+    return [r if r.after else replace(r, arrival_s=r.arrival_s / options.rate_scale) for r in trace]
 
 
 def _told(verdict: Verdict) -> dict[str, Any]:
