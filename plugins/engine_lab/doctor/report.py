@@ -77,7 +77,7 @@ def notes(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
     windows = evidence.windows
     for each in diagnosis.abstentions:
         shown = " and ".join(map(str, each.shown_in))
-        why = f"window {shown} of {len(windows)} show it"
+        why = f"seen in window {shown} of {len(windows)} only"
         if each.unknown_in:
             why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
         yield f"abstained: {each.rule.cause}: {why}"

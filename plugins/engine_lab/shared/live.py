@@ -170,7 +170,7 @@ class LiveEngine:
             async with self._session.request(method, url, headers=self._headers) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise LiveError(f"{url}: {error or 'timed out'}; is the server running? (--url)") from error
+            raise LiveError(f"{url}: {error or 'timed out'}; is the server running?") from error
         if response.status == 401:
             raise LiveError(f"{url} wants a key: give --api-key")
         if response.status not in (200, 202):

@@ -11,10 +11,12 @@ from typing import Any
 
 @contextlib.contextmanager
 def ends_cleanly() -> Iterator[None]:
-    """A closed terminal and SIGTERM end this process as ``sys.exit`` does, so that what it started ends with it. For
-    the main thread."""
+    """A closed terminal and SIGTERM end this process as ``sys.exit`` does, so that what it started ends with it; a
+    second one, as ``timeout`` sends, does not disturb that. For the main thread."""
 
     def leave(number: int, frame: Any) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         sys.exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, Any]:
     """Rows, the best first, the verdict, and what is to be known beside them."""
-    found = verdict(experiment, options.by, options.share)
+    found = verdict(experiment, options.by, options.share, options.budget_s)
     rows = [row(experiment, one, options.by) for one in experiment.candidates if not one.is_beside]
     mark_pareto(rows)
     places = {which: place for place, which in enumerate(found["ranked"])}
@@ -140,9 +140,10 @@ def pareto_value(row: Row, key: str) -> Any:
     return -value if key == "tokens_per_s" and value is not None else value
 
 
-def verdict(experiment: Experiment, by: str, share: float = 1.0) -> dict[str, Any]:
+def verdict(experiment: Experiment, by: str, share: float = 1.0, budget_s: float = 0.0) -> dict[str, Any]:
     """The best set, if the intervals of its ratios to all others of the last round leave out 1; else who it cannot be
-    told apart from. Runs of earlier rounds, by which those sets were chosen, do not count."""
+    told apart from. Runs of earlier rounds, by which those sets were chosen, do not count. ``budget_s``: what the sweep
+    may take, which is not spent after an interruption."""
     last = last_round(experiment)
     found: dict[str, Any] = {"winner": None, "ranked": [], "compared": [], "passes": 0, "why": ""}
     if last is None:
@@ -154,8 +155,9 @@ def verdict(experiment: Experiment, by: str, share: float = 1.0) -> dict[str, An
         return found | {"why": "fewer than two sets served the load"}
     if len(numbers) < LEAST_FINAL:
         missing = (LEAST_FINAL - len(numbers)) * len(left) * seconds_of(experiment, left)
-        needed = -(-(experiment.elapsed_s + missing) // (60 * share))
-        why = f"{len(numbers)} of {LEAST_FINAL} passes of the last round were made; --budget {needed:.0f}m goes on"
+        needed_s = experiment.elapsed_s + missing
+        way = "the same command" if needed_s <= budget_s else f"--budget {-(-needed_s // (60 * share)):.0f}m"
+        why = f"{len(numbers)} of {LEAST_FINAL} passes of the last round were made; {way} goes on"
         return found | {"why": why}
     scores = {one: fmean(log(v) for v in finals(experiment, one, by, numbers)) for one in left}
     order = sorted(left, key=lambda one: scores[one])

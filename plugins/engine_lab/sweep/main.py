@@ -28,6 +28,7 @@ from engine_lab.sweep.race import Race
 from engine_lab.sweep.record import Candidate, Experiment, load, save
 from engine_lab.sweep.screen import render
 from engine_lab.sweep.table import write_csv
+from engine_lab.sweep.wording import refusals
 
 RESULTS = "results.json"
 
@@ -48,6 +49,8 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
     def saved() -> None:
         save(experiment, folder / RESULTS)
 
+    for line in refusals(experiment):
+        print(line, file=sys.stderr)
     status = OK
     try:
         with ends_cleanly(), progress() as say:

@@ -56,7 +56,7 @@ class Race:
                 if self._is_over(asked):
                     return
                 where = f"pass {number - asked.first + 1} of {asked.passes}"
-                self._say(f"{asked.kind}, {len(asked.candidates)} sets, {where}: {candidate.name}")
+                self._say(f"{asked.kind}, {sets(len(asked.candidates))}, {where}: {candidate.name}")
                 run = await self._measure(which, number, asked)
                 experiment.runs.append(run)
                 experiment.elapsed_s += run.seconds
@@ -76,6 +76,10 @@ class Race:
         elif len(whole_passes(experiment, asked)) < LEAST_FINAL:
             return experiment.elapsed_s >= self._budget_s * OVERRUN
         return experiment.elapsed_s + reserve >= self._budget_s
+
+
+def sets(count: int) -> str:
+    return f"{count} set" if count == 1 else f"{count} sets"
 
 
 def whole_passes(experiment: Experiment, asked: Round) -> list[int]:

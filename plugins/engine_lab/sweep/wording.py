@@ -9,6 +9,7 @@ from typing import Any
 from engine.contracts.percentiles import FEWEST
 from engine_lab.sweep.analysis import NOT_MEASURED
 from engine_lab.sweep.figures import BY_KEY, PERCENTILE
+from engine_lab.sweep.race import sets
 from engine_lab.sweep.record import Experiment
 
 LATE_MS = 5.0
@@ -41,7 +42,7 @@ def notes(experiment: Experiment) -> list[str]:
     """What is to be known to read the rows, a line each."""
     summary = experiment.summary
     figure = BY_KEY[summary["by"]]
-    rounds = ", ".join(f"{kind} {count} sets x {passes}" for kind, count, passes in summary["rounds"]) or "none"
+    rounds = ", ".join(f"{kind} {sets(count)} x {passes}" for kind, count, passes in summary["rounds"]) or "none"
     lines = [
         f"load: {summary['load']}",
         f"ordered by {figure.label} ({figure.definition})",
@@ -66,10 +67,16 @@ def notes(experiment: Experiment) -> list[str]:
     return lines
 
 
+def refusals(experiment: Experiment) -> list[str]:
+    """Before anything runs: what of the grid is not going to be measured, a line for each reason."""
+    reasons = Counter(one.refused for one in experiment.candidates if one.refused and not experiment.runs_of(one.id))
+    return [f"{sets(count)} not measured: {text}" for text, count in reasons.most_common()]
+
+
 def reason(row: dict[str, Any]) -> str:
     """Why a set has no place in the order."""
     if row["status"] == NOT_MEASURED:
-        return "there was no time for it (--budget)"
+        return "interrupted before it, or no time for it (--budget)"
     if row["same_as"] is not None:
         return "the same plan as another set"
     return f"{row['status']}: {row['reason']}" if row["reason"] else ""

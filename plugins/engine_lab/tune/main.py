@@ -18,6 +18,7 @@ from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, progress, report, sweep
 from engine_lab.sweep.race import Race
 from engine_lab.sweep.record import PROOF, Experiment, save
+from engine_lab.sweep.wording import refusals
 from engine_lab.tune.headroom import raise_load
 from engine_lab.tune.lines import baseline_of, lines_of, tuned_sets
 from engine_lab.tune.options import TuneOptions, split, tune_options_of
@@ -50,6 +51,8 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         save(experiment, folder / RESULTS)
 
     print(f"baseline: {' '.join(base) or 'the defaults'}; grid: {' '.join(grid)}", file=sys.stderr)
+    for line in refusals(experiment):
+        print(line, file=sys.stderr)
     status, proof = OK, None
     try:
         with ends_cleanly(), progress() as say:

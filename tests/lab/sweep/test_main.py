@@ -48,8 +48,9 @@ def test_a_sweep_leaves_its_plan_results_and_report(engine, tmp_path, capsys):
     (header, *rows) = csv.reader((tmp_path / "results.csv").open())
     assert len(rows) == 8 and rows[-1][header.index("status")] == "refused" and float(rows[0][header.index("e2e")]) > 0
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
     assert "4 not measured further: refused: attention_kernel=triton" in said.replace("\n", " ")
+    assert progress.index("4 sets not measured: attention_kernel=triton") < progress.index("pass 1 of")
 
 
 def test_all_sets_of_a_pass_get_the_same_requests_and_passes_different_ones(engine, tmp_path):

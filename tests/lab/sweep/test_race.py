@@ -82,6 +82,7 @@ def test_a_budget_that_is_spent_names_no_best_and_a_larger_one_goes_on() -> None
     short = truth.race(budget_s=100.0)
     found = verdict(short, "e2e")
     assert found["winner"] is None and "passes of the last round were made; --budget 5m goes on" in found["why"]
+    assert "made; the same command goes on" in verdict(short, "e2e", budget_s=300.0)["why"]  # as after Ctrl-C
     assert verdict(truth.race(budget_s=300.0), "e2e")["winner"] == 1
 
 

@@ -111,7 +111,7 @@ async def test_q_leaves_and_the_terminal_is_as_before(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (["--url", "http://127.0.0.1:1", "--once"], 1, "is the server running? (--url)"),
+        (["--url", "http://127.0.0.1:1", "--once"], 1, "is the server running?"),
         (["--url", "nonsense", "--once"], 1, "nonsense"),
         ([], 2, "stdout is no terminal; add --once or --json"),
         (["--interval", "0"], 2, "expected a number of at least 0.1"),
