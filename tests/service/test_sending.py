@@ -137,6 +137,28 @@ async def test_a_sequence_that_has_begun_goes_on_at_another_engine_when_its_own_
 
 
 @in_loop
+async def test_an_answer_that_has_met_its_stop_string_is_whole_though_its_engine_dies() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.slow_to_abort = asyncio.Event()
+    job = fleet.job(stop=["m"])
+
+    async def dies() -> None:
+        await client.abort_seen.wait()
+        client.die()
+
+    death = asyncio.create_task(dies())
+    async with fleet.dispatcher.generate(job, BOTH) as generation:
+        deltas = [delta async for delta in generation]
+        await death
+        assert ("".join(delta.text for delta in deltas), deltas[-1].finish_reason) == ("I a", "stop")
+        assert generation.usage().output_tokens == 4
+    assert client.aborted == [(client.requests[0].request_id, "stop")]
+    assert fleet.clients["b"].requests == [] and nothing_is_left(fleet)
+
+
+@in_loop
 async def test_a_sequence_that_has_begun_ends_with_its_engine_where_no_other_one_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,6 +42,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     outputs: bytes
 
 
+COLUMNS = ", ".join(Row.__struct_fields__)
+
+
 class ResponseRows:
     """Whoever has the folder open has it alone. :meth:`close` waits for what is still being written."""
 
@@ -67,13 +70,16 @@ class ResponseRows:
         self._fails = False
 
     def read(self) -> list[Row]:
-        """All that there are."""
-        return [Row(*found) for found in self._db.execute("SELECT * FROM turns")]
+        """All that there are. Raises ``sqlite3.Error`` where the file is damaged, or of another program."""
+        try:
+            return msgspec.convert(self._db.execute(f"SELECT {COLUMNS} FROM turns").fetchall(), list[Row])
+        except msgspec.ValidationError as error:
+            raise sqlite3.DatabaseError(f"a row of responses.db is damaged: {error}") from None
 
     def put(self, row: Row) -> None:
         """Also in the place of one of the same name."""
         places = ", ".join("?" * len(row.__struct_fields__))
-        self._do(f"INSERT OR REPLACE INTO turns VALUES ({places})", msgspec.structs.astuple(row))
+        self._do(f"INSERT OR REPLACE INTO turns ({COLUMNS}) VALUES ({places})", msgspec.structs.astuple(row))
 
     def know(self, name: str, tenant: tuple[str, str], until: float) -> None:
         """From now on its id is known to a tenant for so long; 0: to nobody, and others may go on from it."""

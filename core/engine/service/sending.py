@@ -73,7 +73,8 @@ class Sending:
         self._handed_over: list[str] = []
         self.stays = ""
         """Why it has not left, when it was told to."""
-        self._is_aborted = False
+        self._is_aborted = self._has_stopped = False
+        """The second: it has met a stop string, and is whole."""
         self._leaves = False
         self._attempt = self._num_deaths = 0
         self._send(None)
@@ -167,11 +168,13 @@ class Sending:
             except EngineDead as dead:
                 self.close()
                 self._num_deaths += 1
+                if self._tokens and self._timings is None:
+                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
+                if self._has_stopped:
+                    return TokensOut(self.request.request_id, finish_reason="stop", timings=self._timings)
                 if self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
-                if self._tokens and self._timings is None:
-                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
                 await self._send_soon(dead)
                 continue
             if out.tokens:
@@ -235,6 +238,7 @@ class Sending:
 
     def abort(self, reason: FinishReason = "abort") -> None:
         self._is_aborted, self._leaves = True, False
+        self._has_stopped = self._has_stopped or reason == "stop"
         self._stream.abort(reason)
 
     def close(self) -> None:
