@@ -269,6 +269,25 @@ async def test_what_lets_go_in_vain_stays_where_it_was() -> None:
 
 
 @in_loop
+async def test_what_is_let_go_while_all_engines_die_waits_for_one_that_starts_again() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, (a, b) = BOTH, fleet.clients.values()
+    a.hold_before, a.slow_to_abort = 2, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await a.holding.wait()
+    fleet.engines["a"].drain()
+    a.deliver(StepOutputs((TokensOut(a.requests[0].request_id, finish_reason="abort"),), (), EngineStats()))
+    a.die()
+    b.die()
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    await b.start()
+    assert await running == ["I am b"]
+    assert nothing_is_left(fleet)
+
+
+@in_loop
 async def test_an_engine_that_was_down_when_a_sequence_was_placed_takes_it_over() -> None:
     fleet = Fleet()
     await fleet.start()

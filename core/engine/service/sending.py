@@ -189,7 +189,7 @@ class Sending:
                 return replace(out, timings=timings)
             self._leaves = False
             self._timings = timings if self._tokens else None
-            self._go_on()
+            await self._go_on()
 
     def _took(self, tokens: Sequence[int]) -> None:
         """Tokens have come."""
@@ -201,14 +201,17 @@ class Sending:
         self._share.took(len(tokens))
         self.engine.forecast.end(self._waits)
 
-    def _go_on(self) -> None:
-        """At another engine; at the one that let go of it where the others are gone meanwhile. Raises
-        :class:`EngineDead`."""
+    async def _go_on(self) -> None:
+        """At another engine; at the one that let go of it where the others are gone meanwhile, or once one of them is
+        back where that one is gone, too. Raises :class:`EngineDead`."""
         last = self.engine
         try:
             self._send(None)
         except EngineDead:
-            self._send_to(last)
+            try:
+                self._send_to(last)
+            except EngineDead as dead:
+                await self._send_soon(dead)
 
     @property
     def expected_ttft_ms(self) -> float | None:
