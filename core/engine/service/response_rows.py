@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,6 +69,8 @@ class ResponseRows:
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._fails = False
+        self._missed = deque[tuple[str, Sequence[object]]]()
+        """Statements that forget something, and could not be executed: they are tried again."""
 
     def read(self) -> list[Row]:
         """All that there are. Raises ``sqlite3.Error`` where the file is damaged, or of another program."""
@@ -89,6 +92,7 @@ class ResponseRows:
         self._do("DELETE FROM turns WHERE name = ?", (name,))
 
     def close(self) -> None:
+        self._do("SELECT 1", ())
         self._thread.shutdown()
         self._db.close()
         os.close(self._lock)
@@ -98,9 +102,14 @@ class ResponseRows:
 
     def _execute(self, statement: str, values: Sequence[object]) -> None:
         try:
+            while self._missed:
+                self._db.execute(*self._missed[0])
+                self._missed.popleft()
             self._db.execute(statement, values)
             self._fails = False
         except sqlite3.Error as error:  # what a restart finds is older than it could be
+            if not statement.startswith("INSERT"):
+                self._missed.append((statement, values))
             if not self._fails:
                 log.error("stored responses cannot be written", error=str(error))
             self._fails = True
