@@ -288,6 +288,26 @@ async def test_what_is_let_go_while_all_engines_die_waits_for_one_that_starts_ag
 
 
 @in_loop
+async def test_what_ends_before_the_next_engine_has_it_has_the_times_of_the_first() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, (a, b) = BOTH, fleet.clients.values()
+    a.hold_before, b.hold_before, b.slow_to_abort = 2, 3, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await a.holding.wait()
+    fleet.engines["a"].drain()
+    await b.holding.wait()
+    running.cancel()
+    await b.abort_seen.wait()
+    b.deliver(StepOutputs((TokensOut(b.requests[0].request_id, finish_reason="abort"),), (), EngineStats()))
+    with suppress(asyncio.CancelledError):
+        await running
+    (event,) = [each for each in fleet.bus.settled(lambda: list(fleet.events)) if isinstance(each, RequestEvent)]
+    assert (event.finish_reason, event.queue_ms, event.decode_ms) == ("abort", 0.25, 0.125)
+    assert nothing_is_left(fleet)
+
+
+@in_loop
 async def test_an_engine_that_was_down_when_a_sequence_was_placed_takes_it_over() -> None:
     fleet = Fleet()
     await fleet.start()

@@ -183,8 +183,8 @@ class Sending:
                 return out
             self.close()
             timings = out.timings
-            if self._timings is not None and timings is not None:
-                timings = gone_on(self._timings, timings)
+            if self._timings is not None:
+                timings = self._timings if timings is None else gone_on(self._timings, timings)
             if not self._leaves or out.finish_reason != "abort":
                 return replace(out, timings=timings)
             self._leaves = False
