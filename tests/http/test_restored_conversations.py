@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind_api
+from engine.assembly.errors import AssemblyError
 from engine.http.server import Server
 from engine.service.start_check import load_tokenizer
 from engine.startup.inprocess import InprocessEngineClient
@@ -57,6 +61,11 @@ async def restored(folder: Path) -> None:
         assert (status, refused["error"]["code"]) == (404, "previous_response_not_found")
         _, other = await respond(server, FIRST, cache_salt="another")
         assert cached(other) == 0
+    with closing(sqlite3.connect(folder / "responses" / "responses.db")) as db, db:
+        db.execute("UPDATE turns SET owner = NULL")
+    with pytest.raises(AssemblyError, match=r"server.store_path=.*/responses: a row of responses.db is damaged"):
+        async with serving(folder):
+            ...
 
 
 def test_a_conversation_goes_on_after_a_restart_for_its_tenant_alone(tmp_path: Path) -> None:

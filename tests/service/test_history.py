@@ -52,6 +52,24 @@ def test_periods_follow_each_other_without_a_gap_and_the_latest_hour_is_kept() -
     assert [value for value in shown["columns"]["ttft_max_ms"] if value] == [shown["now"]]
 
 
+def test_the_clock_of_an_engines_machine_may_be_ahead() -> None:
+    history, clock = made()
+    clock.now_s = 2 * PERIOD_S
+    history.add([step_event(1e6, running=3), FirstTokenEvent(clock.now_s, "r", 20.0)])
+    shown = history.since()
+    assert (shown["first"], shown["now"], shown["columns"]["running"]) == (2, 2, [3])
+    assert shown["columns"]["ttft_max_ms"] == [20.0]
+
+
+def test_of_a_period_that_is_still_to_come_the_present_one_is_shown() -> None:
+    history, clock = made()
+    clock.now_s = 2.5 * PERIOD_S
+    history.add([request_event(clock.now_s)])
+    shown = history.since(10**9)
+    assert (shown["first"], shown["now"], shown["ago_s"]) == (2, 2, 0.5 * PERIOD_S)
+    assert shown["columns"]["requests"] == [1]
+
+
 def test_what_is_kept_has_a_fixed_size() -> None:
     history, _ = made()
     for period in range(MOST_PERIODS + 5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -205,6 +206,43 @@ def test_a_server_finds_what_the_one_before_it_stored(tmp_path: Path, wall: Cloc
     assert rows.read() == []
     rows.close()
     assert (tmp_path / "responses").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_deleted_while_nothing_could_be_written_is_not_found_again(tmp_path: Path) -> None:
+    rows = ResponseRows(tmp_path)
+    store = ResponseStore(10**6, 60, rows=rows)
+    keep(store, "1")
+    keep(store, "2")
+    rows._thread.submit(rows._db.execute, "PRAGMA query_only=ON")
+    store.forget("resp_1", NOBODY)
+    keep(store, "3")
+    rows._thread.submit(rows._db.execute, "PRAGMA query_only=OFF")
+    store.close()
+    store = ResponseStore(10**6, 60, rows=ResponseRows(tmp_path))
+    assert names(store, *"123") == ["2"]
+    store.close()
+
+
+def test_what_is_no_row_is_a_damaged_file_and_a_conversation_without_a_beginning_is_dropped(tmp_path: Path) -> None:
+    def changed(statement: str) -> ResponseStore:
+        db = sqlite3.connect(tmp_path / "responses.db")
+        with db:
+            db.execute(statement)
+        db.close()
+        rows = ResponseRows(tmp_path)
+        try:
+            return ResponseStore(10**6, 60, rows=rows)
+        finally:
+            rows.close()
+
+    store = ResponseStore(10**6, 60, rows=ResponseRows(tmp_path))
+    keep(store, "2", keep(store, "1"))
+    store.close()
+    with pytest.raises(sqlite3.DatabaseError, match=r"a row of responses.db is damaged: .*null"):
+        changed("UPDATE turns SET owner = NULL WHERE name = 'resp_1'")
+    assert names(changed("UPDATE turns SET owner = 'a', before = 'resp_2'"), "1", "2") == []
+    with pytest.raises(sqlite3.DatabaseError, match="no such column: until"):
+        changed("ALTER TABLE turns RENAME COLUMN until TO later")
 
 
 def test_the_id_of_an_item_names_its_response() -> None:

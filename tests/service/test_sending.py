@@ -137,6 +137,28 @@ async def test_a_sequence_that_has_begun_goes_on_at_another_engine_when_its_own_
 
 
 @in_loop
+async def test_an_answer_that_has_met_its_stop_string_is_whole_though_its_engine_dies() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, client = BOTH, fleet.clients["a"]
+    client.slow_to_abort = asyncio.Event()
+    job = fleet.job(stop=["m"])
+
+    async def dies() -> None:
+        await client.abort_seen.wait()
+        client.die()
+
+    death = asyncio.create_task(dies())
+    async with fleet.dispatcher.generate(job, BOTH) as generation:
+        deltas = [delta async for delta in generation]
+        await death
+        assert ("".join(delta.text for delta in deltas), deltas[-1].finish_reason) == ("I a", "stop")
+        assert generation.usage().output_tokens == 4
+    assert client.aborted == [(client.requests[0].request_id, "stop")]
+    assert fleet.clients["b"].requests == [] and nothing_is_left(fleet)
+
+
+@in_loop
 async def test_a_sequence_that_has_begun_ends_with_its_engine_where_no_other_one_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -244,6 +266,45 @@ async def test_what_lets_go_in_vain_stays_where_it_was() -> None:
     client.slow_to_abort.set()
     assert await running == ["I am a"]
     assert len(client.requests) == 2 and nothing_is_left(fleet)
+
+
+@in_loop
+async def test_what_is_let_go_while_all_engines_die_waits_for_one_that_starts_again() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, (a, b) = BOTH, fleet.clients.values()
+    a.hold_before, a.slow_to_abort = 2, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await a.holding.wait()
+    fleet.engines["a"].drain()
+    a.deliver(StepOutputs((TokensOut(a.requests[0].request_id, finish_reason="abort"),), (), EngineStats()))
+    a.die()
+    b.die()
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    await b.start()
+    assert await running == ["I am b"]
+    assert nothing_is_left(fleet)
+
+
+@in_loop
+async def test_what_ends_before_the_next_engine_has_it_has_the_times_of_the_first() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    fleet.router.decision, (a, b) = BOTH, fleet.clients.values()
+    a.hold_before, b.hold_before, b.slow_to_abort = 2, 3, asyncio.Event()
+    running = asyncio.create_task(texts(fleet, fleet.job()))
+    await a.holding.wait()
+    fleet.engines["a"].drain()
+    await b.holding.wait()
+    running.cancel()
+    await b.abort_seen.wait()
+    b.deliver(StepOutputs((TokensOut(b.requests[0].request_id, finish_reason="abort"),), (), EngineStats()))
+    with suppress(asyncio.CancelledError):
+        await running
+    (event,) = [each for each in fleet.bus.settled(lambda: list(fleet.events)) if isinstance(each, RequestEvent)]
+    assert (event.finish_reason, event.queue_ms, event.decode_ms) == ("abort", 0.25, 0.125)
+    assert nothing_is_left(fleet)
 
 
 @in_loop

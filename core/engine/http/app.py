@@ -123,7 +123,7 @@ def _state(
         bus=bus,
         waterfalls=waterfalls,
         finders=Finders(finders),
-        responses=ResponseStore(settings.store_bytes, settings.store_s, rows=_rows(settings)),
+        responses=_responses(settings),
     )
     state.batches = Batches(
         plan.settings.batches,
@@ -138,12 +138,13 @@ def _state(
     return state
 
 
-def _rows(settings: ServerSettings) -> ResponseRows | None:
+def _responses(settings: ServerSettings) -> ResponseStore:
     """Raises :class:`AssemblyError` for a folder that cannot be used."""
-    if settings.store_path == "none" or not settings.store_bytes:
-        return None
+    most, keep_s = settings.store_bytes, settings.store_s
+    if settings.store_path == "none" or not most:
+        return ResponseStore(most, keep_s)
     try:
-        return ResponseRows(Path(settings.store_path))
+        return ResponseStore(most, keep_s, rows=ResponseRows(Path(settings.store_path)))
     except InUse:
         why = "another server has it; give each its own"
     except (OSError, sqlite3.Error) as error:

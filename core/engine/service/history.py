@@ -92,7 +92,8 @@ class History:
         for event in events:
             match event:
                 case StepEvent():
-                    self._period(ALL, event.at_s).step(event)
+                    # Of the engine's own machine, whose clock may be ahead of this one's.
+                    self._period(ALL, min(event.at_s, self._clock())).step(event)
                 case FirstTokenEvent():
                     for period in self._periods(event):
                         period.counts["output_tokens"] += 1
@@ -120,7 +121,7 @@ class History:
         kept = dict(self._over.get(slo_class, ()))
         if (period := self._open.get(slo_class)) is not None:
             kept[period.number] = period.figures()
-        first = max(number, now - MOST_PERIODS + 1, min(kept, default=now))
+        first = max(min(number, now), now - MOST_PERIODS + 1, min(kept, default=now))
         rows = [asdict(kept.get(each, Figures())) for each in range(first, now + 1)]
         columns = {name: [row[name] for row in rows] for name in COLUMNS}
         return {"period_s": PERIOD_S, "now": now, "first": first, "ago_s": now_s - first * PERIOD_S, "columns": columns}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     outputs: bytes
 
 
+COLUMNS = ", ".join(Row.__struct_fields__)
+
+
 class ResponseRows:
     """Whoever has the folder open has it alone. :meth:`close` waits for what is still being written."""
 
@@ -65,15 +69,20 @@ class ResponseRows:
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._fails = False
+        self._missed = deque[tuple[str, Sequence[object]]]()
+        """Statements that forget something, and could not be executed: they are tried again."""
 
     def read(self) -> list[Row]:
-        """All that there are."""
-        return [Row(*found) for found in self._db.execute("SELECT * FROM turns")]
+        """All that there are. Raises ``sqlite3.Error`` where the file is damaged, or of another program."""
+        try:
+            return msgspec.convert(self._db.execute(f"SELECT {COLUMNS} FROM turns").fetchall(), list[Row])
+        except msgspec.ValidationError as error:
+            raise sqlite3.DatabaseError(f"a row of responses.db is damaged: {error}") from None
 
     def put(self, row: Row) -> None:
         """Also in the place of one of the same name."""
         places = ", ".join("?" * len(row.__struct_fields__))
-        self._do(f"INSERT OR REPLACE INTO turns VALUES ({places})", msgspec.structs.astuple(row))
+        self._do(f"INSERT OR REPLACE INTO turns ({COLUMNS}) VALUES ({places})", msgspec.structs.astuple(row))
 
     def know(self, name: str, tenant: tuple[str, str], until: float) -> None:
         """From now on its id is known to a tenant for so long; 0: to nobody, and others may go on from it."""
@@ -83,6 +92,7 @@ class ResponseRows:
         self._do("DELETE FROM turns WHERE name = ?", (name,))
 
     def close(self) -> None:
+        self._do("SELECT 1", ())
         self._thread.shutdown()
         self._db.close()
         os.close(self._lock)
@@ -92,9 +102,14 @@ class ResponseRows:
 
     def _execute(self, statement: str, values: Sequence[object]) -> None:
         try:
+            while self._missed:
+                self._db.execute(*self._missed[0])
+                self._missed.popleft()
             self._db.execute(statement, values)
             self._fails = False
         except sqlite3.Error as error:  # what a restart finds is older than it could be
+            if not statement.startswith("INSERT"):
+                self._missed.append((statement, values))
             if not self._fails:
                 log.error("stored responses cannot be written", error=str(error))
             self._fails = True

@@ -105,7 +105,7 @@ class ResponseStore:
         rows: ResponseRows | None = None,
     ) -> None:
         """``max_bytes=0``: nothing is stored. ``clock``: seconds. ``rows``: has what an earlier server stored, and gets
-        the same as memory."""
+        the same as memory. Raises ``sqlite3.Error`` where they cannot be read."""
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._clock = clock
@@ -239,10 +239,12 @@ def _turn(row: Row) -> StoredTurn:
 
 
 def _is_whole(turn: StoredTurn, rows: Mapping[str, Row]) -> bool:
-    """Whether all that was said before it is there."""
-    while turn.before is not None:
+    """Whether all that was said before it is there, and begins somewhere."""
+    for _ in rows:
+        if turn.before is None:
+            return not rows[turn.record.name].before
         turn = turn.before
-    return not rows[turn.record.name].before
+    return False
 
 
 class _Named(msgspec.Struct):

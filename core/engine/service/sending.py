@@ -73,7 +73,8 @@ class Sending:
         self._handed_over: list[str] = []
         self.stays = ""
         """Why it has not left, when it was told to."""
-        self._is_aborted = False
+        self._is_aborted = self._has_stopped = False
+        """The second: it has met a stop string, and is whole."""
         self._leaves = False
         self._attempt = self._num_deaths = 0
         self._send(None)
@@ -167,11 +168,13 @@ class Sending:
             except EngineDead as dead:
                 self.close()
                 self._num_deaths += 1
+                if self._tokens and self._timings is None:
+                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
+                if self._has_stopped:
+                    return TokensOut(self.request.request_id, finish_reason="stop", timings=self._timings)
                 if self._is_aborted or self._num_deaths == MOST_DEATHS:
                     raise
                 self._leaves = False
-                if self._tokens and self._timings is None:
-                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
                 await self._send_soon(dead)
                 continue
             if out.tokens:
@@ -180,13 +183,13 @@ class Sending:
                 return out
             self.close()
             timings = out.timings
-            if self._timings is not None and timings is not None:
-                timings = gone_on(self._timings, timings)
+            if self._timings is not None:
+                timings = self._timings if timings is None else gone_on(self._timings, timings)
             if not self._leaves or out.finish_reason != "abort":
                 return replace(out, timings=timings)
             self._leaves = False
             self._timings = timings if self._tokens else None
-            self._go_on()
+            await self._go_on()
 
     def _took(self, tokens: Sequence[int]) -> None:
         """Tokens have come."""
@@ -198,14 +201,17 @@ class Sending:
         self._share.took(len(tokens))
         self.engine.forecast.end(self._waits)
 
-    def _go_on(self) -> None:
-        """At another engine; at the one that let go of it where the others are gone meanwhile. Raises
-        :class:`EngineDead`."""
+    async def _go_on(self) -> None:
+        """At another engine; at the one that let go of it where the others are gone meanwhile, or once one of them is
+        back where that one is gone, too. Raises :class:`EngineDead`."""
         last = self.engine
         try:
             self._send(None)
         except EngineDead:
-            self._send_to(last)
+            try:
+                self._send_to(last)
+            except EngineDead as dead:
+                await self._send_soon(dead)
 
     @property
     def expected_ttft_ms(self) -> float | None:
@@ -235,6 +241,7 @@ class Sending:
 
     def abort(self, reason: FinishReason = "abort") -> None:
         self._is_aborted, self._leaves = True, False
+        self._has_stopped = self._has_stopped or reason == "stop"
         self._stream.abort(reason)
 
     def close(self) -> None:
