@@ -120,12 +120,9 @@ def test_a_seed_gives_one_output_whatever_the_batch_and_the_drafter(
     assert_idle(llm)
 
 
-@pytest.mark.parametrize(
-    ("caching", "drafting"),
-    [("balanced", "preempted"), pytest.param("latency", "always drafting", marks=pytest.mark.slow)],
-)
-def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching: str, drafting: str) -> None:
-    """Prefix hits and accepted drafts really happen in the sets above."""
+@pytest.mark.parametrize("caching", ["balanced", pytest.param("latency", marks=pytest.mark.slow)])
+def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching: str) -> None:
+    """Prefix hits and accepted drafts really happen in the sets above; adaptive ones draft where that pays here."""
 
     def totals(name: str) -> tuple[int, int]:
         llm = engines(*SETS[name])
@@ -136,7 +133,7 @@ def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching:
         )
 
     assert totals(caching)[0] > 0
-    assert totals(drafting)[1] > 0
+    assert totals("always drafting")[1] > 0
 
 
 def test_preempted_requests_continue_with_the_same_tokens(engines: Callable[..., LLM]) -> None:
