@@ -126,7 +126,8 @@ def test_the_sets_exercise_what_they_claim(engines: Callable[..., LLM], caching:
 
     def totals(name: str) -> tuple[int, int]:
         llm = engines(*SETS[name])
-        done = [c.timings for c in llm.generate(prompts(llm, 9), max_tokens=24, temperature=0.0)]
+        first, again = (llm.generate(prompts(llm, 9), max_tokens=24, temperature=0.0) for _ in range(2))
+        done = [c.timings for c in (*first, *again)]
         return (
             sum(t.cached_tokens for t in done if t),
             sum(t.accepted_tokens for t in done if t),
