@@ -12,7 +12,7 @@ import pytest
 
 from engine.contracts.events import ProxiedEvent, RequestEvent, RequestParameters
 from engine.contracts.router import ToUrl
-from engine.http.sse import unread_s
+from engine.http.sse import RWND_LIMITED, unread_s
 from engine.service.timings import SPANS
 from engine.service.trace_context import trace_context
 from tests.http.fakes import chat, running
@@ -56,6 +56,9 @@ def test_a_client_that_does_not_read_is_seen_though_nothing_waits_in_the_server(
         client.connect(server.getsockname())
         connection, _ = server.accept()
         with connection:
+            counts = len(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RWND_LIMITED + 8))
+            if counts < RWND_LIMITED + 8:
+                pytest.skip("the system does not count how long a receive buffer was full")
             transport = SimpleNamespace(get_extra_info={"socket": connection}.get)
             before = unread_s(transport)  # type: ignore[arg-type]
             connection.sendall(b"x" * 65536)  # returns at once: the system takes it
