@@ -130,7 +130,10 @@ def test_a_new_plugin_passes_the_suite_that_check_makes_for_it(slot: str, ran: P
     suite = f"engine.testing.{slot}." if SLOTS[slot].suite else "engine.testing.subject.ContractSuite"
     assert any(name.startswith(suite) for name in lines[0]["suites"])
     outcomes = [line for line in lines if line["type"] == "outcome"]
-    assert outcomes and [line for line in outcomes if line["outcome"] != "passed"] == []
+    assert [line for line in outcomes if line["outcome"] == "failed"] == []
+    assert any(line["outcome"] == "passed" for line in outcomes)
+    skips = [line["why"] for line in outcomes if line["outcome"] == "skipped"]
+    assert slot == "kv_store" or skips == []  # of the tests of stores, some are for memory alone
 
 
 def test_an_engine_of_new_plugins_alone_serves_the_same_tokens(ran: Path) -> None:
