@@ -16,6 +16,7 @@ from engine.cli.commands import commands, find
 from engine.cli.main import main
 from engine.contracts.command import Command, CommandProvider
 from engine.contracts.config import PluginSettings
+from engine.plugin_guard.calls import PluginError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "plugins.md"
 REPLAY = CommandProvider("replay", "engine_mine:REPLAY", "replay recorded requests")
@@ -23,6 +24,10 @@ REPLAY = CommandProvider("replay", "engine_mine:REPLAY", "replay recorded reques
 
 def offer(dist: str, provider: CommandProvider = REPLAY) -> CommandOffer:
     return CommandOffer(provider, Origin(dist, "0.3.0", "main"))
+
+
+def misled(*_):
+    raise PluginError("scheduler=mine: plan() raised KeyError")
 
 
 def interrupt(flags: object, overrides: object) -> int:
@@ -40,6 +45,7 @@ def installed(monkeypatch):
     )
     mine.NO_COMMAND = 3
     mine.BROKEN = Command("Fails.", lambda flags, overrides: 1 // 0)
+    mine.MISLED = Command("Fails by a plugin.", misled)
     mine.NO_CODE = Command("Returns nothing.", lambda flags, overrides: None)
     mine.STOPS = Command("Stops.", lambda flags, overrides: sys.exit("in its own words"))
     mine.INTERRUPTED = Command("Is interrupted.", interrupt)
@@ -113,6 +119,7 @@ def test_a_command_that_cannot_be_used_is_one_message(factory, expected, install
     ("attribute", "code", "expected"),
     [
         ("BROKEN", 1, "integer division or modulo by zero\nengine: command engine-mine:replay failed"),
+        ("MISLED", 1, "engine: command engine-mine:replay failed: scheduler=mine: plan() raised KeyError"),
         ("STOPS", 1, "in its own words"),
         ("INTERRUPTED", 130, ""),
     ],

@@ -9,12 +9,17 @@ from typing import Any, Protocol
 
 import pytest
 
+from engine.contracts import scheduler
+from engine.contracts.provider import Provider
+from engine.contracts.quantizer import Quantizer
+from engine.contracts.scheduler import Schedule
 from engine.plugin_guard.calls import (
     PluginError,
     by_plugin,
     contract_error,
     describe_error,
     error_line,
+    lacking,
     name_of,
     named,
     noting,
@@ -207,3 +212,32 @@ def test_a_name_that_the_engine_no_longer_has_leads_to_its_changelog(source, is_
     with pytest.raises(ImportError) as raised:
         exec(f"from {source} import NotThere")  # noqa: S102
     assert ("CHANGELOG.md says what changed for plugins" in error_line(raised.value)) == is_ours
+
+
+def provider():
+    return Provider("mine", "engine_mine:Mine", gone=1)
+
+
+def not_ours():
+    return Plain(gone=1)
+
+
+@pytest.mark.parametrize(
+    ("use", "is_ours"),
+    [
+        (lambda: Schedule(()).turn, True),
+        (lambda: scheduler.turn, True),
+        (provider, True),
+        (lambda: "text".turn, False),
+        (not_ours, False),
+    ],
+    ids=["attribute", "module", "argument", "attribute-of-others", "argument-of-others"],
+)
+def test_an_attribute_or_argument_that_the_engine_no_longer_has_leads_to_its_changelog(use, is_ours):
+    with pytest.raises((AttributeError, TypeError)) as raised:
+        use()
+    assert ("CHANGELOG.md says what changed for plugins" in describe_error(raised.value, Plain(), "plan")) == is_ours
+
+
+def test_a_plugin_that_lacks_a_method_is_led_to_the_changelog():
+    assert lacking(Plain(), Quantizer).startswith("it lacks format, lossless, pack, stored; the engine's CHANGELOG.md")

@@ -36,7 +36,7 @@ from engine.contracts.scheduler import Scheduler
 from engine.contracts.slots import SLOTS
 from engine.models.record import facts, recorded
 from engine.native import Source
-from engine.plugin_guard.calls import contract_error, describe_error, error_line, named, quote, where
+from engine.plugin_guard.calls import contract_error, describe_error, error_line, lacking, named, quote, where
 from engine.plugin_guard.values import attribute_problems
 
 T = TypeVar("T")
@@ -270,10 +270,9 @@ def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:
     optional = SLOTS[choice.slot].optional
     try:
         if not isinstance(built, protocol):
-            missing = [name for name in _members(protocol) if not hasattr(built, name)]
             problems.append(
                 f"{choice.who} built a {type(built).__name__}, which is not a {protocol.__name__}: "
-                f"it lacks {', '.join(missing) or 'part of the protocol'}"
+                f"{lacking(built, protocol)}"
             )
             return built
         offered = (protocol, *(also for also in optional if isinstance(built, also)))

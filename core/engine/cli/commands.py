@@ -11,6 +11,7 @@ from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.cli.command import report_failures
 from engine.contracts.command import Command, CommandProvider
 from engine.contracts.config import PluginSettings
+from engine.plugin_guard.calls import error_line
 
 CORE = (
     CommandProvider("serve", "engine.cli.serve:COMMAND", "start the OpenAI-compatible server"),
@@ -86,7 +87,7 @@ def load(offer: CommandOffer) -> Command:
         try:
             command = values.load(target)
         except Exception as error:  # importing a plugin may fail in any way
-            why = f"{type(error).__name__}: {error}"
+            why = error_line(error)
             raise AssemblyError([f"command {offer.qualified} cannot be imported from {target}: {why}"]) from error
     if not isinstance(command, Command):
         raise AssemblyError([f"command {offer.qualified}: {target} is a {type(command).__name__}, expected a Command"])

@@ -16,6 +16,7 @@ from engine.assembly.errors import AssemblyError
 from engine.cli.command import run
 from engine.cli.commands import OWN, commands, find, load, split
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine.plugin_guard.calls import PluginError
 from engine.version import VERSION
 
 
@@ -49,11 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception:
+    except Exception as error:
         if offer.provider in OWN:
             raise
         traceback.print_exc()
-        print(f"engine: command {offer.qualified} failed", file=sys.stderr)
+        why = f": {error}" if isinstance(error, PluginError) else ""
+        print(f"engine: command {offer.qualified} failed{why}", file=sys.stderr)
         return FAILED
 
 

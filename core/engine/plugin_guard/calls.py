@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import reprlib
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 MOST_SHOWN = 120
 """Characters of a value that a message repeats."""
 MOST_SAID = 400
 """Of what a plugin says in an exception."""
+SEE_CHANGELOG = "; the engine's CHANGELOG.md says what changed for plugins"
+_OWN_PACKAGES = frozenset({"engine", "engine_plugins", "engine_lab"})
+_CONSTRUCTED = re.compile(r"(\w+)\.__init__\(\) (?:got an unexpected|missing|takes)")
+"""What a constructor says of arguments that are not its own."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = MOST_SHOWN
 
@@ -130,15 +135,40 @@ def describe_error(error: BaseException, plugin: object = None, call: str = "") 
 
 
 def error_line(error: BaseException) -> str:
-    """``ValueError: what it says``, on one line and not long. Of a module or name of the engine that is not there, it
-    says where changes of the plugin interface are listed."""
+    """``ValueError: what it says``, on one line and not long, and :func:`changed`."""
     try:
         said = " ".join(str(error).split())[:MOST_SAID]
     except Exception:
         said = "its text cannot be read"
-    if isinstance(error, ImportError) and str(error.name).split(".")[0] == "engine":
-        said += "; the engine's CHANGELOG.md says what changed for plugins"
-    return type(error).__name__ + (f": {said}" if said else "")
+    return type(error).__name__ + (f": {said}" if said else "") + changed(error)
+
+
+def changed(error: BaseException) -> str:
+    """Where changes of the plugin interface are listed, if what is missing is the engine's: a module or a name of it,
+    an attribute of its objects, an argument of its records. Otherwise empty."""
+    missing = ""
+    if isinstance(error, ImportError):
+        missing = str(error.name)
+    elif isinstance(error, AttributeError):
+        missing = error.obj.__name__ if isinstance(error.obj, ModuleType) else type(error.obj).__module__
+    elif isinstance(error, TypeError) and (call := _CONSTRUCTED.match(str(error))):
+        missing = _module_of(call[1], error.__traceback__)
+    return SEE_CHANGELOG if missing.split(".")[0] in _OWN_PACKAGES else ""
+
+
+def lacking(plugin: object, protocol: type[Any]) -> str:
+    """What an object lacks that is not of its slot's protocol, for ``it is not a Quantizer: ``, and :func:`changed`."""
+    members = {name for base in protocol.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", ()))}
+    missing = sorted(name for name in members if not (name.startswith("_") or hasattr(plugin, name)))
+    return f"it lacks {', '.join(missing) or 'part of the protocol'}{SEE_CHANGELOG}"
+
+
+def _module_of(name: str, trace: TracebackType | None) -> str:
+    """Of the class that was called so where an error was raised."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    found = None if trace is None else {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}.get(name)
+    return found.__module__ if isinstance(found, type) else ""
 
 
 def _text(error: BaseException) -> str:

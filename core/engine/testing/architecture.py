@@ -46,6 +46,7 @@ from engine.models.layout import Layout
 from engine.models.manifest import Manifest, unread_names
 from engine.models.placement import place
 from engine.models.record import facts, recorded
+from engine.plugin_guard.calls import lacking
 from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
 from engine.testing.subject import Subject, Suite, contract_suite, filled
@@ -115,7 +116,8 @@ class ArchitectureConformance:
     # Descriptions ----------------------------------------------------------------------------------------------------
 
     def test_it_fulfils_the_contract(self) -> None:
-        assert isinstance(self.make(), Architecture)
+        made = self.make()
+        assert isinstance(made, Architecture), lacking(made, Architecture)
 
     def test_the_core_accepts_its_graphs(self, model_name: str) -> None:
         """A whole model: tokens in, logits out, and in between layers with attention."""

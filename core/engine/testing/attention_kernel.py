@@ -33,6 +33,7 @@ from engine.contracts.attention_kernel import (
 )
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.provider import BuildContext
+from engine.plugin_guard.calls import lacking
 from engine.testing.attention_cases import (
     FORMATS,
     SMALL_CASES,
@@ -132,7 +133,7 @@ class AttentionKernelConformance:
     def test_the_suites_of_all_that_the_kernel_offers_are_inherited(self) -> None:
         case = self.fitted("verify")
         kernel, said = self.built(case), self.capabilities
-        assert isinstance(kernel, AttentionKernel)
+        assert isinstance(kernel, AttentionKernel), lacking(kernel, AttentionKernel)
         able = kernel.capabilities
         assert able.head_dims is None or case.head_dim in able.head_dims
         for what in ("dtypes", "window", "chunk", "soft_cap", "sinks", "latent"):

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from engine.contracts.communicator import Communicator, CommunicatorError, NativeCommunicator, World
 from engine.native import in_one
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 Job = Callable[[Communicator, World], Any]
@@ -397,7 +398,7 @@ class CommunicatorConformance:
 
     def test_it_fulfils_the_contract(self) -> None:
         made = self.make()
-        assert isinstance(made, Communicator)
+        assert isinstance(made, Communicator), lacking(made, Communicator)
         assert type(made.capturable) is bool and type(made.same_bits) is bool
         assert made.begun == 0
         made.close()

@@ -33,6 +33,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import build_context
 from engine.contracts.constraint import CallsGrammar, Constraint, Grammar, GrammarError, GrammarKind, Matcher
 from engine.contracts.provider import BuildContext
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 SCHEMA = {
@@ -209,7 +210,7 @@ class ConstraintConformance:
 
     def test_it_fulfils_the_contract(self) -> None:
         made = self.make()
-        assert isinstance(made, Constraint)
+        assert isinstance(made, Constraint), lacking(made, Constraint)
         assert isinstance(made.compile(CASES[self.kinds[0]].grammar), Matcher)
 
     def test_texts_of_the_grammar_are_followed_to_their_end(self, kind: GrammarKind) -> None:

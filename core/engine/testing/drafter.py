@@ -28,6 +28,7 @@ from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter
 from engine.drafting.runner import Drafts
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
+from engine.plugin_guard.calls import lacking
 from engine.startup.rank import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
@@ -78,7 +79,7 @@ class HostDrafterConformance:
 
     def test_declares_what_the_core_plans_with(self) -> None:
         drafter = self.make()
-        assert isinstance(drafter, HostDrafter)
+        assert isinstance(drafter, HostDrafter), lacking(drafter, HostDrafter)
         assert drafter.max_width >= 0
         assert drafter.placement == "host" or drafter.max_width == 0
 
@@ -195,7 +196,7 @@ class DeviceDrafterConformance:
     def test_declares_what_the_core_plans_with(self) -> None:
         always = "drafter.adaptive=false"
         drafter = bind(assemble([f"model.path={self.model}", *self.settings, *self.overrides, always])).drafter
-        assert isinstance(drafter, DeviceDrafter)
+        assert isinstance(drafter, DeviceDrafter), lacking(drafter, DeviceDrafter)
         assert drafter.placement == "device" and drafter.max_width > 0
         assert drafter.kv_lookahead >= 0 and drafter.weights_bytes >= 0
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from engine.contracts.embedder import Embedder
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 TEXTS = (
@@ -39,7 +40,7 @@ class EmbedderConformance:
 
     def test_it_fulfils_the_contract(self) -> None:
         made = self.make()
-        assert isinstance(made, Embedder)
+        assert isinstance(made, Embedder), lacking(made, Embedder)
         assert type(made.dim) is int and made.dim > 0, made.dim
 
     def test_a_vector_has_as_many_finite_numbers_as_it_says(self) -> None:

@@ -35,6 +35,7 @@ from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporte
 from engine.contracts.request import FinishReason
 from engine.contracts.router import AnswerTally
 from engine.counters.engine import EngineCounters
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 SAMPLE = re.compile(
@@ -169,7 +170,7 @@ class ExporterConformance:
 
     def test_it_fulfils_the_contract(self) -> None:
         exporter = self.make()
-        assert isinstance(exporter, Exporter)
+        assert isinstance(exporter, Exporter), lacking(exporter, Exporter)
         exporter.close()
 
     def test_it_takes_every_kind_of_event(self) -> None:

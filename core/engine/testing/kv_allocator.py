@@ -41,6 +41,7 @@ from engine.contracts.kv_allocator import (
     Prefix,
     RetainingAllocator,
 )
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 BLOCK = 8
@@ -346,7 +347,7 @@ class KVAllocatorConformance(ABC):
 
     def test_fulfils_the_protocol(self) -> None:
         allocator = self.started()
-        assert isinstance(allocator, KVAllocator)
+        assert isinstance(allocator, KVAllocator), lacking(allocator, KVAllocator)
         lease, usages = allocator.open("r", Prefix(), 2 * BLOCK), allocator.usage()
         assert isinstance(lease, Lease), f"open() returned {lease!r:.60}, expected a Lease"
         assert isinstance(usages, tuple) and len(usages) == 2, f"usage() returned {usages!r:.60}, expected one a group"

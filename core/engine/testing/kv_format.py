@@ -23,6 +23,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.kernels.storage import as_bits, largest_value
 from engine.kernels.triton.device import runs_triton
 from engine.kv.cache import storage_of
+from engine.plugin_guard.calls import lacking
 from engine.startup.checks.kv_format import check_kv_format, fitting_scale
 from engine.testing.subject import Subject, Suite, filled
 
@@ -56,7 +57,7 @@ class KVFormatConformance:
 
     def test_declares_what_the_cache_is_made_of(self) -> None:
         kv_format = self.make()
-        assert isinstance(kv_format, KVFormat)
+        assert isinstance(kv_format, KVFormat), lacking(kv_format, KVFormat)
         assert kv_format.scale in ("none", "per_layer_head", "per_token_head"), f"scale = {kv_format.scale!r}"
         assert type(kv_format.lossless) is bool
         for compute in COMPUTE:

@@ -40,6 +40,7 @@ from engine.kernels.linear import PackedLinear
 from engine.kernels.packing import Target, pack_weight, packed_bytes
 from engine.kernels.triton.device import runs_triton
 from engine.models.sharding import has_bias, taken
+from engine.plugin_guard.calls import lacking
 from engine.testing.subject import Subject, Suite, filled
 
 SPECS: dict[str, LinearSpec] = {
@@ -124,7 +125,7 @@ class QuantizerConformance:
 
     def test_declares_what_the_core_plans_with(self) -> None:
         quantizer = self.make()
-        assert isinstance(quantizer, Quantizer)
+        assert isinstance(quantizer, Quantizer), lacking(quantizer, Quantizer)
         assert type(quantizer.lossless) is bool
         assert not (quantizer.lossless and self.weight_error), "lossless, with an accepted error"
 

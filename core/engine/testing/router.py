@@ -40,6 +40,7 @@ from engine.contracts.router import (
     ToUrl,
     placing,
 )
+from engine.plugin_guard.calls import lacking
 from engine.service.placing import choice_of_models_problem
 from engine.testing.subject import Subject, Suite, filled
 
@@ -126,7 +127,8 @@ class RouterConformance:
         return made
 
     def test_it_fulfils_the_contract(self) -> None:
-        assert isinstance(self.router(), Router)
+        made = self.router()
+        assert isinstance(made, Router), lacking(made, Router)
 
     def test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url(self) -> None:
         fleet = (replace(ALIVE, engine_id="dead", alive=False), ALIVE)

@@ -30,6 +30,7 @@ from engine.contracts.scheduler import (
     plus,
 )
 from engine.contracts.step_cost import StepCost
+from engine.plugin_guard.calls import lacking
 from engine.testing.simulation import Job, Machine, Simulation
 from engine.testing.subject import Subject, Suite, filled
 
@@ -241,7 +242,8 @@ class SchedulerConformance(ABC):
         return schedule
 
     def test_fulfils_the_protocol(self) -> None:
-        assert isinstance(self.make(), Scheduler)
+        made = self.make()
+        assert isinstance(made, Scheduler), lacking(made, Scheduler)
 
     def test_an_empty_engine_gets_an_empty_schedule(self) -> None:
         assert self.plan(make_view([], [])).rows == ()

@@ -20,7 +20,7 @@ import pytest
 
 from engine.assembly import values
 from engine.contracts.slots import SLOTS
-from engine.plugin_guard.calls import where
+from engine.plugin_guard.calls import changed, error_line, where
 from engine.testing.subject import CannotRun, Subject, Suite, contract_suite, settable, with_settings
 from engine.testing.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 
@@ -41,7 +41,7 @@ def _own_suite(path: str) -> Suite:
     try:
         suite = values.load(path)
     except Exception as error:  # a third party's module; the message names it
-        raise CannotRun(f"the suite {path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise CannotRun(f"the suite {path} cannot be imported: {error_line(error)}") from error
     if not isinstance(suite, type):
         raise CannotRun(f"the suite {path} is a {type(suite).__name__}, expected a class with tests")
     return suite
@@ -113,7 +113,7 @@ def why(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, AssertionError):
         return lines[0] or f"AssertionError{where(error.__traceback__)}"
-    return f"{type(error).__name__}: {lines[0]}{where(error.__traceback__)}"
+    return f"{type(error).__name__}: {lines[0]}{changed(error)}{where(error.__traceback__)}"
 
 
 def run(trial: Trial, tell: Callable[[Line], None]) -> None:
