@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import reprlib
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,8 +22,6 @@ MOST_SAID = 400
 """Of what a plugin says in an exception."""
 SEE_CHANGELOG = "; the engine's CHANGELOG.md says what changed for plugins"
 _OWN_PACKAGES = frozenset({"engine", "engine_plugins", "engine_lab"})
-_CONSTRUCTED = re.compile(r"(\w+)\.__init__\(\) (?:got an unexpected|missing|takes)")
-"""What a constructor says of arguments that are not its own."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = MOST_SHOWN
 
@@ -145,14 +142,12 @@ def error_line(error: BaseException) -> str:
 
 def changed(error: BaseException) -> str:
     """Where changes of the plugin interface are listed, if what is missing is the engine's: a module or a name of it,
-    an attribute of its objects, an argument of its records. Otherwise empty."""
+    an attribute of its objects. Otherwise empty."""
     missing = ""
     if isinstance(error, ImportError):
         missing = str(error.name)
     elif isinstance(error, AttributeError):
         missing = error.obj.__name__ if isinstance(error.obj, ModuleType) else type(error.obj).__module__
-    elif isinstance(error, TypeError) and (call := _CONSTRUCTED.match(str(error))):
-        missing = _module_of(call[1], error.__traceback__)
     return SEE_CHANGELOG if missing.split(".")[0] in _OWN_PACKAGES else ""
 
 
@@ -161,14 +156,6 @@ def lacking(plugin: object, protocol: type[Any]) -> str:
     members = {name for base in protocol.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", ()))}
     missing = sorted(name for name in members if not (name.startswith("_") or hasattr(plugin, name)))
     return f"it lacks {', '.join(missing) or 'part of the protocol'}{SEE_CHANGELOG}"
-
-
-def _module_of(name: str, trace: TracebackType | None) -> str:
-    """Of the class that was called so where an error was raised."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    found = None if trace is None else {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}.get(name)
-    return found.__module__ if isinstance(found, type) else ""
 
 
 def _text(error: BaseException) -> str:
