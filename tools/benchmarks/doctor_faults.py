@@ -83,8 +83,8 @@ from engine_lab.doctor.recording import reading, record, watch
 from engine_lab.doctor.replay import Replay, part_of
 from engine_lab.doctor.rules import RULES
 from engine_lab.ladder.rungs import merged
-from engine_lab.ladder.servers import Refused, Servers
 from engine_lab.shared.live import LiveEngine, metrics_of
+from engine_lab.shared.servers import Refused, Servers
 
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0

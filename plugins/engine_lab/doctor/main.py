@@ -26,9 +26,9 @@ from engine_lab.doctor.rule import Rule
 from engine_lab.doctor.rules import RULES
 from engine_lab.doctor.shadow import options_of, workload_of
 from engine_lab.doctor.verify import verify
-from engine_lab.ladder.servers import Refused
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
 TIMEOUT_S = 30.0

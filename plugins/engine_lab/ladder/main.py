@@ -20,9 +20,9 @@ from engine_lab.ladder.page import page
 from engine_lab.ladder.record import Ladder, load, save
 from engine_lab.ladder.rungs import baseline
 from engine_lab.ladder.screen import render
-from engine_lab.ladder.servers import Refused
 from engine_lab.shared.live import LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
 

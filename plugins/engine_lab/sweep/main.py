@@ -14,8 +14,8 @@ from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.target import open_session
-from engine_lab.ladder.servers import Servers
 from engine_lab.shared.output import check_folder, write_json
+from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.grid import candidates_of

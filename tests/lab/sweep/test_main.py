@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.ladder.fakes import FakeEngine, FakeServers
+from tests.lab.shared.fakes import FakeEngine, FakeServers
 
 from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
