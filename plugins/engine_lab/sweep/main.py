@@ -14,6 +14,7 @@ from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.target import open_session
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, write_json
 from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
@@ -44,7 +45,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             overrides, options, folder, lambda: candidates_of(overrides, options.config_dirs, options.keep_equal)
         )
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("sweep", error, USAGE)
 
     def saved() -> None:
         save(experiment, folder / RESULTS)
@@ -56,11 +57,11 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         with ends_cleanly(), progress() as say:
             asyncio.run(sweep(experiment, options, saved, say))
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("sweep", error, USAGE)
     except (RuntimeError, OSError) as error:
-        status = complain(error, FAILED)
+        status = complain("sweep", error, FAILED)
     except KeyboardInterrupt:
-        status = complain(f"interrupted; the same command goes on ({folder})", INTERRUPTED)
+        status = complain("sweep", f"interrupted; the same command goes on ({folder})", INTERRUPTED)
     experiment.summary = summarise_sweep(experiment, options)
     report(experiment, folder)
     return status if status != OK or any(not run.failed for run in experiment.runs) else FAILED
@@ -148,11 +149,6 @@ def plan_of(experiment: Experiment, options: SweepOptions) -> dict[str, object]:
             for one in experiment.candidates
         ],
     }
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine sweep: {error}", file=sys.stderr)
-    return status
 
 
 @contextlib.contextmanager

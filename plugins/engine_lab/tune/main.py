@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, check_writable
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
@@ -45,7 +46,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             overrides, options.sweep, folder, lambda: tuned_sets(base, grid, options.sweep.config_dirs)
         )
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("tune", error, USAGE)
 
     def saved() -> None:
         save(experiment, folder / RESULTS)
@@ -58,11 +59,11 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         with ends_cleanly(), progress() as say:
             proof = asyncio.run(tune(experiment, options, saved, say))
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("tune", error, USAGE)
     except (RuntimeError, OSError) as error:
-        status = complain(error, FAILED)
+        status = complain("tune", error, FAILED)
     except KeyboardInterrupt:
-        status = complain(f"interrupted; the same command goes on ({folder})", INTERRUPTED)
+        status = complain("tune", f"interrupted; the same command goes on ({folder})", INTERRUPTED)
     experiment.summary = summarise_sweep(experiment, options.sweep) | {"proof": proof}
     report(experiment, folder)
     if status != OK or proof is None:
@@ -112,14 +113,9 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     try:
         write_preset(file, words, options.sweep.config_dirs, comments)
     except (OSError, ValueError) as error:
-        return complain(error, FAILED)
+        return complain("tune", error, FAILED)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     load = f"engine serve --config-dir {file.parent.parent} +preset={file.stem}"
     console.print(f"named: {file}; {load}", style="bold", soft_wrap=True, highlight=False, markup=False)
     return OK
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine tune: {error}", file=sys.stderr)
-    return status
