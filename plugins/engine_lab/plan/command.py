@@ -6,9 +6,9 @@ import argparse
 import os
 
 from engine.contracts.command import Command
-from engine_lab.bench.options import number, parsed, whole
 from engine_lab.bench.slo import parse_slo
 from engine_lab.plan.workload import DEFAULT, REQUESTS, parse_workload
+from engine_lab.shared.argument_types import number, parsed, whole
 
 NOTES = """\
 Every figure says where it is from: measured (steps that an engine took on this machine), simulated (the engine's own
