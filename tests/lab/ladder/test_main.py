@@ -12,8 +12,8 @@ from tests.lab.shared.fakes import FakeEngine, FakeServers
 
 from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_lab.bench import run
 from engine_lab.ladder import climb as climbing
-from engine_lab.ladder import requests
 from engine_lab.ladder.options import add_flags, options_of
 from engine_lab.ladder.record import load
 from engine_lab.ladder.requests import max_tokens, own_part_first
@@ -30,7 +30,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(FakeServers, "engine", FakeEngine())
     monkeypatch.setattr(FakeServers, "kept", [])
     monkeypatch.setattr(climbing, "Servers", FakeServers)
-    monkeypatch.setattr(requests, "no_garbage_collection", nullcontext)  # it collects once a run
+    monkeypatch.setattr(run, "no_garbage_collection", nullcontext)  # it collects once a run
     return FakeServers.engine
 
 

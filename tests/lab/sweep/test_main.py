@@ -13,7 +13,7 @@ from tests.lab.shared.fakes import FakeEngine, FakeServers
 
 from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
-from engine_lab.sweep import load as loading
+from engine_lab.bench import run
 from engine_lab.sweep import main as sweeping
 from engine_lab.sweep import order, quality
 from engine_lab.sweep.measure import Measure
@@ -28,7 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(FakeServers, "kept", [])
     monkeypatch.setattr(sweeping, "Servers", FakeServers)
     monkeypatch.setattr(order, "spec_of", lambda words, config_dirs: None)  # sizing takes longest
-    monkeypatch.setattr(loading, "no_garbage_collection", nullcontext)  # it collects once a run
+    monkeypatch.setattr(run, "no_garbage_collection", nullcontext)  # it collects once a run
     return FakeServers.engine
 
 
