@@ -22,7 +22,7 @@ from engine_lab.bench.probe import Calibration, Counter, calibrate, find_model, 
 from engine_lab.bench.progress import progress
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import Due, play, schedule_of
-from engine_lab.bench.report import Result, summarise
+from engine_lab.bench.result import Result, summarise
 from engine_lab.bench.run import text_of, warm_up, watched, workload_of
 from engine_lab.bench.target import HttpSender, Send, Target, open_session
 from engine_lab.bench.workload import BenchRequest, Workload, arrivals

@@ -15,7 +15,8 @@ from engine_lab.bench.compare import read_result, render_comparison
 from engine_lab.bench.options import BenchOptions, options_of
 from engine_lab.bench.page import page
 from engine_lab.bench.probe import ProbeError
-from engine_lab.bench.report import Result, render
+from engine_lab.bench.report import render
+from engine_lab.bench.result import Result
 from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_writable, write_json
 

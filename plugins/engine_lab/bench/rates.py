@@ -22,7 +22,8 @@ from rich.text import Text
 from engine.contracts.percentiles import TOO_FEW
 from engine_lab.bench.client import Client, go_on
 from engine_lab.bench.options import BenchOptions
-from engine_lab.bench.report import Result, ms, share, show
+from engine_lab.bench.report import ms, share, show
+from engine_lab.bench.result import Result
 
 SCHEMA = "engine-bench-sweep/1"
 LEAST_GAIN = 1.05

@@ -9,7 +9,7 @@ from tests.lab.bench.test_report import CONFIG, printed
 
 from engine_lab.bench.load import Limit, closed_loop, open_loop
 from engine_lab.bench.rates import knees, rates_below, render, row
-from engine_lab.bench.report import summarise
+from engine_lab.bench.result import summarise
 
 
 def of_server(**config):
