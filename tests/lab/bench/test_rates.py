@@ -37,6 +37,11 @@ def test_the_knees_of_a_server_are_where_more_load_brings_no_more_answers():
     assert knees(rates[2:])[0]["how"].startswith("none")
 
 
+def test_the_knee_of_rates_says_how_many_came_which_chance_makes_fewer_than_the_rate():
+    (knee,) = knees([of_server(rate=4.0) | {"came_per_s": 3.22, "ended_per_s": 3.08}])
+    assert knee["load"] == "4/s" and "90% as fast as they come, or faster: 3.08 of 3.22/s that came" in knee["how"]
+
+
 def test_rates_lie_denser_towards_saturation_which_is_the_last():
     rates = rates_below(1.0, 11.0, 5)
     gaps = [b - a for a, b in itertools.pairwise([1.0, *rates])]
