@@ -75,6 +75,12 @@ class Requests:
         return records
 
 
+def check_inputs(load: Load) -> None:
+    """Raises ``ValueError`` where the text or the trace of a load cannot be read."""
+    text_of(load)
+    trace_of(load)
+
+
 def trace_of(load: Load) -> list[TraceRequest] | None:
     """The requests of ``--trace``, at the moments that are asked for; ``None``: none are. Raises ``ValueError``."""
     if load.trace is None:

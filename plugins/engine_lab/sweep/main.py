@@ -20,6 +20,7 @@ from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.grid import candidates_of
+from engine_lab.sweep.load import check_inputs
 from engine_lab.sweep.measure import Measure
 from engine_lab.sweep.options import SweepOptions, options_of
 from engine_lab.sweep.order import order_candidates
@@ -102,7 +103,9 @@ async def measuring(experiment: Experiment, options: SweepOptions) -> AsyncItera
 def new_or_resumed(
     words: list[str], options: SweepOptions, folder: Path, sets: Callable[[], list[Candidate]]
 ) -> Experiment:
-    """Raises ``ValueError`` if the folder is of something else, and :class:`~engine.assembly.errors.AssemblyError`."""
+    """Raises ``ValueError`` if the folder is of something else, or what is sent cannot be read, and
+    :class:`~engine.assembly.errors.AssemblyError`; then no folder was made."""
+    check_inputs(options.load)
     file = folder / RESULTS
     asked = {"words": list(words)} | options.fixed()
     if file.exists():
@@ -118,6 +121,7 @@ def new_or_resumed(
     places = {which: place for place, which in enumerate(order)}
     experiment.candidates.sort(key=lambda one: places.get(one.id, len(order)))
     _renumber(experiment)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(str(folder / "plan.json"), plan_of(experiment, options))
     return experiment
 

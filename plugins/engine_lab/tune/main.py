@@ -40,7 +40,8 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         check_folder(folder, "--folder")
         file = options.preset or folder / "preset" / "mine.yaml"
         check_folder(file.parent, "--preset")
-        check_writable(str(file), flag="--preset")
+        if file.exists():
+            check_writable(str(file), flag="--preset")
         base, grid = split(overrides, options.sweep.config_dirs)
         experiment = new_or_resumed(
             overrides, options.sweep, folder, lambda: tuned_sets(base, grid, options.sweep.config_dirs)

@@ -124,15 +124,17 @@ def test_a_server_that_fails_all_is_said_and_nothing_is_named(engine, tmp_path, 
         (("--budget", "15"), "'15': expected a time such as 90s, 15m or 2h"),
         (("--quality", "1%", "--no-quality"), "--quality and --no-quality exclude each other"),
         (("--trace", "/does/not/exist"), "/does/not/exist"),
+        (("--text", "/does/not/exist"), "--text /does/not/exist: expected a file of UTF-8 text"),
         (("drafter=nope,nada",), "no such drafter option"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_any_engine_starts(engine, tmp_path, capsys, words, complaint):
     try:
-        status = sweep(tmp_path, *words)
+        status = sweep(tmp_path / "folder", *words)
     except SystemExit as stopped:
         status = stopped.code
     assert status == USAGE and complaint in capsys.readouterr().err and FakeServers.kept == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
