@@ -12,7 +12,8 @@ from engine_lab.shared.argument_types import number, parsed, whole
 
 NOTES = """\
 Every figure says where it is from: measured (steps that an engine took on this machine), simulated (the engine's own
-scheduler and KV allocator on a virtual clock), estimated (from data sheets and shapes), or unknown.
+scheduler and KV allocator on a virtual clock), estimated (from data sheets and shapes), stated (prices), none (what it
+follows from was not given: --price, or a rate) or unknown.
 A model needs no weights to be planned: a folder with its config.json is enough.
 WORKLOAD is in=LENGTH,out=LENGTH,rate=R,shared_prefix=SHARE; a LENGTH is N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.
 (GET /engine/plan of a server is something else: the plugins and settings that it runs with.)
