@@ -29,6 +29,7 @@ from engine_lab.doctor.verify import verify
 from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.progress import progress
 from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
@@ -85,8 +86,8 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
     try:
         file = _ledger(flags.ledger or "")
         options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
-        with ends_cleanly(), Console(stderr=True).status("", refresh_per_second=1) as line:
-            verified = asyncio.run(verify(finding, found, options, line.update, replayed=replayed))
+        with ends_cleanly(), progress() as say:
+            verified = asyncio.run(verify(finding, found, options, say, replayed=replayed))
         entry = ledger.entry_of(finding, found, verified.ratio, verified.paid)
         ledger.append(file, entry)
     except (Refused, ProbeError, LiveError, OSError) as error:

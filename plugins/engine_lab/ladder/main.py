@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +20,7 @@ from engine_lab.ladder.screen import render
 from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.progress import progress
 from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
@@ -45,7 +44,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
     status = OK
     try:
-        with ends_cleanly(), status_line() as say:
+        with ends_cleanly(), progress() as say:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
         return complain("ladder", f"the engine of the baseline does not start:\n{error}", USAGE)
@@ -85,15 +84,3 @@ def new_or_resumed(options: LadderOptions, overrides: list[str], path: str | Non
             f"--resume {path} was made with {key} {then.get(key)}, not {now[key]}: give the same, or start anew"
         )
     return found
-
-
-@contextlib.contextmanager
-def status_line() -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error; seldom drawn, for it runs on the cores that are measured."""
-    console = Console(stderr=True)
-    with console.status("starting", refresh_per_second=1) as line:
-
-        def say(text: str) -> None:
-            line.update(text)
-
-        yield say

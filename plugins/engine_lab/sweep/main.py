@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.target import open_session
 from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, write_json
+from engine_lab.shared.progress import progress
 from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
@@ -153,15 +154,3 @@ def plan_of(experiment: Experiment, options: SweepOptions) -> dict[str, object]:
             for one in experiment.candidates
         ],
     }
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error: a line that changes on a terminal, and is seldom drawn, for it runs on the
-    cores that are measured; else a line each."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: print(text, file=sys.stderr, flush=True)
-        return
-    with console.status("starting", refresh_per_second=1) as line:
-        yield line.update

@@ -14,9 +14,10 @@ from rich.console import Console
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, check_writable
+from engine_lab.shared.progress import progress
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
-from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, progress, report, sweep
+from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, report, sweep
 from engine_lab.sweep.race import Race
 from engine_lab.sweep.record import PROOF, Experiment, save
 from engine_lab.sweep.wording import refusals
