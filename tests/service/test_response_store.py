@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from engine.service.database import InUse
 from engine.service.errors import ApiError
-from engine.service.response_rows import InUse, ResponseRows
+from engine.service.response_rows import ResponseRows
 from engine.service.response_store import (
     ENTRY_BYTES,
     Record,

@@ -71,8 +71,9 @@ from msgspec.structs import replace as replace_struct
 from engine.counters.declared import REQUESTS
 from engine_lab.bench.options import BenchOptions, add_flags, options_of
 from engine_lab.bench.probe import calibrate, find_model
+from engine_lab.bench.run import text_of, workload_of
 from engine_lab.bench.target import Target
-from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.bench.workload import BenchRequest, arrivals, random_text
 from engine_lab.doctor import evidence
 from engine_lab.doctor.classes import P95s, harmed, in_words, long_from, p95s
 from engine_lab.doctor.diagnosis import Diagnosis, Finding, diagnose
@@ -83,8 +84,8 @@ from engine_lab.doctor.recording import reading, record, watch
 from engine_lab.doctor.replay import Replay, part_of
 from engine_lab.doctor.rules import RULES
 from engine_lab.ladder.rungs import merged
-from engine_lab.ladder.servers import Refused, Servers
 from engine_lab.shared.live import LiveEngine, metrics_of
+from engine_lab.shared.servers import Refused, Servers
 
 OWN = Path(__file__).with_suffix(".toml")
 WARM_S = 2.0
@@ -155,18 +156,8 @@ class Sender:
             url, model, options.endpoint, temperature=options.temperature, ignore_eos=options.ignore_eos
         )
         self._rng = random.Random(options.seed)
-        self._text = Path(options.text_file).read_text() if options.text_file else random_text(options.seed)
-        workload = Workload(
-            options.prompt_tokens,
-            options.output_tokens,
-            options.shared_prefix,
-            chars,
-            "run",
-            options.seed,
-            self._text,
-            options.prompt_ids,
-        )
-        self._requests = workload.requests()
+        self._text = text_of(options)
+        self._requests = workload_of(options, self._text, chars, "run", options.seed).requests()
 
     async def run(self) -> None:
         options, load = self._options, self._load

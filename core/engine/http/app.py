@@ -51,6 +51,7 @@ from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.batches.batches import Batches
 from engine.service.bus import EventBus
+from engine.service.database import InUse
 from engine.service.dispatch import Dispatcher
 from engine.service.engines import EngineHandle, count_for
 from engine.service.findings import Finders
@@ -59,7 +60,7 @@ from engine.service.grammar_worker import GrammarWorker
 from engine.service.grammars import GrammarChecks
 from engine.service.keys import Keys
 from engine.service.placing import Placing
-from engine.service.response_rows import InUse, ResponseRows
+from engine.service.response_rows import ResponseRows
 from engine.service.response_store import ResponseStore
 from engine.service.scaler import Scaler
 from engine.service.tokenizer import Tokenizer

@@ -5,7 +5,6 @@ Rows are written by a thread, in order, behind the memory that answers; a killed
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections import deque
@@ -16,15 +15,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from engine.service.database import open_alone
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS turns (name TEXT PRIMARY KEY, before TEXT, user TEXT, salt TEXT, owner TEXT, until REAL,
     response BLOB, items BLOB, outputs BLOB);
 """
+DATABASE = "responses.db"
 log = structlog.get_logger("engine.responses")
-
-
-class InUse(Exception):
-    """Another server has the folder."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -50,23 +48,10 @@ class ResponseRows:
     """Whoever has the folder open has it alone. :meth:`close` waits for what is still being written."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder, if need be, for this user alone. Raises ``OSError``, :class:`InUse`, ``sqlite3.Error``."""
+        """Makes the folder, if need be, for this user alone. Raises as
+        :func:`~engine.service.database.open_alone`."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(os.open(folder / "responses.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            self._db = sqlite3.connect(folder / "responses.db", isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA secure_delete=ON")
-            self._db.executescript(SCHEMA)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise InUse from None
-        except BaseException:
-            os.close(self._lock)
-            raise
+        self._db, self._lock = open_alone(folder, DATABASE, SCHEMA, "synchronous=NORMAL", "secure_delete=ON")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._fails = False
         self._missed = deque[tuple[str, Sequence[object]]]()
@@ -77,7 +62,7 @@ class ResponseRows:
         try:
             return msgspec.convert(self._db.execute(f"SELECT {COLUMNS} FROM turns").fetchall(), list[Row])
         except msgspec.ValidationError as error:
-            raise sqlite3.DatabaseError(f"a row of responses.db is damaged: {error}") from None
+            raise sqlite3.DatabaseError(f"a row of {DATABASE} is damaged: {error}") from None
 
     def put(self, row: Row) -> None:
         """Also in the place of one of the same name."""

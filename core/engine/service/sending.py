@@ -90,7 +90,7 @@ class Sending:
         """Why an engine cannot have it; ``None``: it can."""
         if not engine.takes_requests:
             return NONE_TAKES
-        if self._tokens and engine.identity != self._identity:
+        if self._has_begun and engine.identity != self._identity:
             return OTHER_IDENTITY
         return TOO_SHORT if len(self.request.prompt) + self.request.sampling.max_tokens > engine.max_len else None
 
@@ -115,14 +115,14 @@ class Sending:
         self._share = Share(engine.load, known, cached_tokens)
         self._waits = engine.forecast.expect(self._promise, max(0, known - cached_tokens))
         engine.forecast.sent(self._waits)
-        if not self._tokens:
+        if not self._has_begun:
             self._expected = self._waits
             self.sent_s = sent_s
             """When it was sent to the engine that has begun with it: before that can have it."""
         engine.sendings.add(self)
         ends = [end for end, _ in self.request.retain]
         engine.prompts.add(self.request.request_id, self.request.prompt, self.request.cache_salt, ends)
-        if self._tokens:
+        if self._has_begun:
             self._handed_over.append(f"went on at {engine.id} after {len(self._tokens):,} tokens")
         else:
             self._attempt += 1
@@ -140,7 +140,7 @@ class Sending:
 
     def _rest(self) -> EngineRequest:
         """What is left of it to do."""
-        if not self._tokens:
+        if not self._has_begun:
             return self.request
         sampling = replace(self.request.sampling, prompt_logprobs=None)  # they came with the first token
         return replace(self.request, output=tuple(self._tokens), sampling=sampling, prefilled=True)
@@ -166,10 +166,7 @@ class Sending:
             try:
                 out = await self._stream.__anext__()
             except EngineDead as dead:
-                self.close()
-                self._num_deaths += 1
-                if self._tokens and self._timings is None:
-                    self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
+                self._died()
                 if self._has_stopped:
                     return TokensOut(self.request.request_id, finish_reason="stop", timings=self._timings)
                 if self._is_aborted or self._num_deaths == MOST_DEATHS:
@@ -182,18 +179,38 @@ class Sending:
             if out.finish_reason is None:
                 return out
             self.close()
-            timings = out.timings
-            if self._timings is not None:
-                timings = self._timings if timings is None else gone_on(self._timings, timings)
-            if not self._leaves or out.finish_reason != "abort":
+            timings = self._all_timings(out.timings)
+            if not self._has_left(out):
                 return replace(out, timings=timings)
             self._leaves = False
-            self._timings = timings if self._tokens else None
+            self._timings = timings if self._has_begun else None
             await self._go_on()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Tokens have come: only an engine of the same identity can go on."""
+        return bool(self._tokens)
+
+    def _has_left(self, out: TokensOut) -> bool:
+        """Whether its engine let go of it because it was told to."""
+        return self._leaves and out.finish_reason == "abort"
+
+    def _died(self) -> None:
+        """The engine that had it did; the times there are what is known from here."""
+        self.close()
+        self._num_deaths += 1
+        if self._has_begun and self._timings is None:
+            self._timings = Timings(self.sent_s, prefill_ms=(self._first_s - self.sent_s) * 1e3)
+
+    def _all_timings(self, timings: Timings | None) -> Timings | None:
+        """Those of the engine that had it last, and of those before it."""
+        if self._timings is None or timings is None:
+            return self._timings or timings
+        return gone_on(self._timings, timings)
 
     def _took(self, tokens: Sequence[int]) -> None:
         """Tokens have come."""
-        if not self._tokens:
+        if not self._has_begun:
             self._first_s = time.monotonic()
             self._identity = self.engine.identity
             self.engine.forecast.first_token(self._expected)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from engine.contracts.command import USAGE, Command
 from engine.contracts.config import at_least
 from engine_lab.alerts.slo import SLO_CLASSES
+from engine_lab.shared.errors import complain
 
 NOTES = """\
 It reads /engine/counters of each engine for a while and evaluates the rules on what it saw. Windows reach back as far
@@ -40,8 +40,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         if '"' in flags.job or "\\" in flags.job:
             raise ValueError(f"--job {flags.job}: expected a name without quotes and backslashes")
     except ValueError as error:
-        print(f"engine alerts: {error}", file=sys.stderr)
-        return USAGE
+        return complain("alerts", error, USAGE)
     from engine_lab.alerts.main import run
 
     return run(flags)

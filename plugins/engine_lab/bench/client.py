@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,17 +14,18 @@ from typing import Any
 import aiohttp
 
 from engine_lab.bench.busy import Watched
-from engine_lab.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
+from engine_lab.bench.load import Limit, OnDone, closed_loop, open_loop
 from engine_lab.bench.mixture import mixed
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.pattern import POISSON
-from engine_lab.bench.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
+from engine_lab.bench.probe import Calibration, Counter, calibrate, find_model, load_tokenizer
 from engine_lab.bench.progress import progress
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import Due, play, schedule_of
-from engine_lab.bench.report import Result, summarise
+from engine_lab.bench.result import Result, summarise
+from engine_lab.bench.run import text_of, warm_up, watched, workload_of
 from engine_lab.bench.target import HttpSender, Send, Target, open_session
-from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.bench.workload import BenchRequest, Workload, arrivals
 from engine_lab.shared.simulation.trace import TraceRequest
 from engine_lab.shared.simulation.traces.reading import timed_trace
 
@@ -60,21 +60,14 @@ class Client:
         return self.workload.requests(stream)
 
     async def warm_up(self) -> None:
-        """Raises ``ProbeError`` if no request succeeds: a server that refuses everything, because it is not ready, does
-        so faster than any client can ask."""
-        options = self.options
-        if not options.warmup:
-            return
+        """Raises ``ProbeError`` if no request succeeds."""
         requests = (replace(each, turns=(), leave_after_s=None) for each in self.requests("warmup"))
-        at_once, limit = min(options.warmup, options.concurrency), Limit(options.warmup, None)
-        records = await closed_loop(self.send, requests, at_once, limit, clock, lambda record: None)
-        if not any(record.ok for record in records):
-            raise ProbeError(f"no warm-up request succeeded: {records[0].error}: {records[0].detail}")
+        await warm_up(self.send, requests, self.options.warmup, self.options.concurrency, clock)
 
     async def run(self, options: BenchOptions, stream: str = "measured") -> Result:
         """One load. When it is cancelled, the result is of what had ended by then, and says so."""
         records: list[RequestRecord] = []
-        lag, interrupted = LoopLag(clock), False
+        interrupted = False
         machine = await Watched.begin(self.session, self.target)
         total = len(self.schedule) if self.schedule and options.requests is None else options.requests
 
@@ -82,14 +75,14 @@ class Client:
             records.append(record)
             told(record)
 
-        with progress(options.load, total) as told, no_garbage_collection():
-            async with background(lag):
+        with progress(options.load, total) as told:
+            async with watched(clock) as lag:
                 try:
                     await self._load(options, stream, on_done)
                 except asyncio.CancelledError:
                     interrupted = True
                     go_on()
-        watched = await machine.end()
+        busy = await machine.end()
         if self.count_tokens is not None:
             records = [count_output(record, self.count_tokens) for record in records]
         return summarise(
@@ -97,7 +90,7 @@ class Client:
             lag.lags_s,
             options.slo,
             self.describe(options),
-            watched,
+            busy,
             class_slos={each.name: each.slo for each in options.classes if each.slo is not None},
             slice_s=options.slice_s,
             has_schedule=options.rate is not None or self.schedule is not None,
@@ -180,7 +173,7 @@ async def connected(
     """Probe the server and warm it up. ``nonce``: for all prompts, in place of a random one; ``calibration``: how long
     tokens are, where that is known. Raises ``ProbeError`` or ``ValueError`` where server or options cannot be used."""
     count_tokens = load_tokenizer(options.tokenizer) if options.tokenizer else None
-    text = read_text(options.text_file) if options.text_file else random_text(options.seed)
+    text = text_of(options)
     trace = None
     if options.trace is not None:
         read = Path(options.trace), options.trace_format, options.requests, options.rate, options.seed
@@ -199,7 +192,18 @@ async def connected(
             calibration = Calibration(1.0, "exact token ids")
         elif calibration is None:
             calibration = await calibrate(session, target, text, count_tokens)
-        workload = make_workload(options, text, calibration, nonce or options.nonce)
+        nonce = nonce or options.nonce
+        workload = workload_of(
+            options,
+            text,
+            calibration.chars_per_token,
+            secrets.token_hex(4) if nonce is None else nonce,
+            options.seed,
+            prefixes=options.prefixes,
+            turns=options.turns,
+            think_s=options.think_s,
+            leave=options.leave,
+        )
         schedule = None if trace is None else tuple(schedule_of(trace, workload, options.speed))
         async with sender(options, session, target, keep_text=count_tokens is not None) as send:
             client = Client(options, session, target, send, workload, calibration, count_tokens, trace, schedule)
@@ -219,57 +223,6 @@ async def sender(
 
     async with grpc_sender(options.grpc, target, clock, options.timeout_s) as send:
         yield send
-
-
-def read_text(path: str) -> str:
-    """Raises ``ValueError`` if there is no text in the file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--text {path}: expected a file of UTF-8 text ({error})") from error
-    if not text.strip():
-        raise ValueError(f"--text {path}: expected some text, found none")
-    return text
-
-
-def make_workload(options: BenchOptions, text: str, calibration: Calibration, nonce: str | None) -> Workload:
-    return Workload(
-        prompt_tokens=options.prompt_tokens,
-        output_tokens=options.output_tokens,
-        shared_prefix=options.shared_prefix,
-        chars_per_token=calibration.chars_per_token,
-        nonce=secrets.token_hex(4) if nonce is None else nonce,
-        seed=options.seed,
-        text=text,
-        vocab_size=options.prompt_ids,
-        prefixes=options.prefixes,
-        turns=options.turns,
-        think_s=options.think_s,
-        leave=options.leave,
-    )
-
-
-@contextlib.asynccontextmanager
-async def background(lag: LoopLag) -> AsyncIterator[None]:
-    """Sample the event loop's lag meanwhile."""
-    task = asyncio.create_task(lag.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """A collection stops the client for milliseconds, which would look like latency."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def count_output(record: RequestRecord, count_tokens: Counter) -> RequestRecord:

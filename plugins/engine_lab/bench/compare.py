@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.contracts.percentiles import TOO_FEW
-from engine_lab.bench.report import METRICS, SCHEMA, Result, show
+from engine_lab.bench.report import METRICS, show
+from engine_lab.bench.result import SCHEMA, Result
 
 IGNORED = frozenset({"nonce", "started", "url", "model", "load", "chars_per_token", "prompt_length_from"})
 """Parts of a run's config that may differ between comparable runs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -16,7 +15,9 @@ from engine_lab.bench.compare import read_result, render_comparison
 from engine_lab.bench.options import BenchOptions, options_of
 from engine_lab.bench.page import page
 from engine_lab.bench.probe import ProbeError
-from engine_lab.bench.report import Result, render
+from engine_lab.bench.report import render
+from engine_lab.bench.result import Result
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_writable, write_json
 
 INVALID = 3
@@ -36,11 +37,11 @@ def run(flags: argparse.Namespace) -> int:
                 check_writable(file, flag=flag)
         result = asyncio.run(measure(options))
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("bench", error, USAGE)
     except ProbeError as error:
-        return complain(error, FAILED)
+        return complain("bench", error, FAILED)
     except KeyboardInterrupt:
-        return complain("interrupted; nothing was measured", INTERRUPTED)
+        return complain("bench", "interrupted; nothing was measured", INTERRUPTED)
     Console().print(rendered(result))
     try:
         if options.json_file is not None:
@@ -48,7 +49,7 @@ def run(flags: argparse.Namespace) -> int:
         if options.html_file is not None:
             Path(options.html_file).write_text(page(result), encoding="utf-8")
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror or error}", FAILED)
+        return complain("bench", f"{error.filename}: {error.strerror or error}", FAILED)
     if result["interrupted"]:
         return INTERRUPTED
     if not result["requests"]["ok"]:
@@ -59,11 +60,6 @@ def run(flags: argparse.Namespace) -> int:
 def rendered(result: Result) -> RenderableType:
     """For the screen, whatever was measured."""
     return {rates.SCHEMA: rates.render, versus.SCHEMA: versus.render}.get(result["schema"], render)(result)
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine bench: {error}", file=sys.stderr)
-    return status
 
 
 async def measure(options: BenchOptions) -> Result:

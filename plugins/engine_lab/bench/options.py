@@ -4,56 +4,39 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from engine_lab.bench.distribution import ONE, Distribution, parse_distribution
+from engine_lab.bench.load_options import LoadOptions, add_prompt_flags, load_fields
 from engine_lab.bench.mixture import ServiceClass, read_mixture
 from engine_lab.bench.pattern import CONSTANT, POISSON, Pattern, parse_pattern
 from engine_lab.bench.slo import Slo, parse_slo
 from engine_lab.bench.workload import Leave, parse_leave
+from engine_lab.shared.argument_types import number, parsed, whole
 from engine_lab.shared.simulation.traces.reading import FORMATS
 
 DEFAULT_REQUESTS, DEFAULT_BURST = 100, 20
 DEFAULT_STEP_S = 15.0
 """Of each load of several."""
 DEFAULT_SWEEP = 5
-DEFAULT_VOCAB = 1000
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class BenchOptions:
+class BenchOptions(LoadOptions):
     """A run, as asked for. Times in seconds."""
 
     url: str
     model: str | None
     api_key: str | None
-    concurrency: int
-    """Of a closed loop."""
-    rate: float | None
-    """Requests per second; ``None``: closed loop with ``concurrency``, or the arrivals of ``trace``."""
     requests: int | None
     duration_s: float | None
-    prompt_tokens: Distribution
-    output_tokens: Distribution
-    shared_prefix: float
-    text_file: str | None
-    prompt_ids: int | None
-    """Vocabulary size for prompts of random token ids; ``None``: text prompts."""
-    endpoint: str
     temperature: float
-    ignore_eos: bool
     usage_per_chunk: bool
     slo: Slo | None
     json_file: str | None
-    seed: int
     nonce: str | None
     warmup: int
-    timeout_s: float
     tokenizer: str | None
     compare: tuple[str, str] | None
     grpc: str | None = None
@@ -102,6 +85,8 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
     """The run that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
     if flags.grpc is not None and (flags.endpoint == "chat" or flags.tokenizer is not None):
         raise ValueError("--grpc sends prompts and gets token ids: it takes no --endpoint chat and no --tokenizer")
+    if flags.grpc is not None:
+        flags.endpoint = "completions"
     check_load(flags)
     is_many = flags.sweep is not None or len(flags.rate) > 1
     requests, duration_s = flags.requests, flags.duration
@@ -113,28 +98,18 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         elif flags.trace is None:
             requests = DEFAULT_REQUESTS
     options = BenchOptions(
+        **load_fields(flags, flags.rate[0] if len(flags.rate) == 1 else None),
         url=base_url(flags.url),
         model=flags.model,
         api_key=flags.api_key,
-        concurrency=flags.concurrency or 1,
-        rate=flags.rate[0] if len(flags.rate) == 1 else None,
         requests=requests,
         duration_s=duration_s,
-        prompt_tokens=flags.prompt_tokens,
-        output_tokens=flags.output_tokens,
-        shared_prefix=flags.shared_prefix,
-        text_file=flags.text,
-        prompt_ids=flags.prompt_ids,
-        endpoint="completions" if flags.grpc is not None else endpoint_of(flags),
         temperature=flags.temperature,
-        ignore_eos=flags.ignore_eos,
         usage_per_chunk=flags.usage_per_chunk,
         slo=flags.slo,
         json_file=flags.json,
-        seed=flags.seed,
         nonce=flags.nonce,
         warmup=flags.warmup,
-        timeout_s=flags.timeout,
         tokenizer=flags.tokenizer,
         compare=tuple(flags.compare) if flags.compare else None,
         grpc=flags.grpc,
@@ -283,85 +258,9 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
 
 
-def add_prompt_flags(group: argparse._ArgumentGroup, tokens: str = "128", shared_prefix: float = 0.0) -> None:
-    """What prompts and answers are, with these defaults: of every command that sends some."""
-    add, length = group.add_argument, parsed(parse_distribution)
-    add("--prompt-tokens", type=length, default=tokens, metavar="LENGTH", help="tokens of a prompt (%(default)s)")
-    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
-    add(
-        "--shared-prefix",
-        type=share,
-        default=shared_prefix,
-        metavar="SHARE",
-        help="share of a prompt common to all, 0 to 1 (%(default)g)",
-    )
-    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
-    add(
-        "--prompt-ids",
-        type=whole(2),
-        nargs="?",
-        const=DEFAULT_VOCAB,
-        metavar="VOCAB",
-        help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
-    )
-    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
-
-
-def endpoint_of(flags: argparse.Namespace) -> str:
-    """Raises ``ValueError`` where it does not take the prompts that are asked for."""
-    if flags.endpoint == "chat" and flags.prompt_ids is not None:
-        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
-    return flags.endpoint or ("chat" if flags.prompt_ids is None else "completions")
-
-
 def rates(text: str) -> tuple[float, ...]:
     """``1,2,4``, from the least on. Raises ``ValueError``."""
     found = tuple(number(1e-6)(part) for part in text.split(","))
     if list(found) != sorted(set(found)):
         raise ValueError(f"{text!r}: expected rates that grow, as in 1,2,4")
     return found
-
-
-def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """An argparse type that keeps the message of a ``ValueError``."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def whole(low: int) -> Callable[[str], Any]:
-    """An argparse type: a whole number of at least ``low``."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch("-?[0-9]+", text) or int(text) < low:
-            raise ValueError(f"{text!r}: expected a whole number of at least {low}")
-        return int(text)
-
-    return parsed(parse)
-
-
-def number(low: float) -> Callable[[str], Any]:
-    """An argparse type: a finite number of at least ``low``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value < float("inf"):
-            raise ValueError(f"{text!r}: expected a number of at least {low:g}")
-        return value
-
-    return parsed(parse)
-
-
-def share(text: str) -> float:
-    value = number(0.0)(text)
-    if value > 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1")
-    return float(value)

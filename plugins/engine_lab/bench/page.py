@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from engine_lab.bench import rates, versus
-from engine_lab.bench.report import METRICS, Result, ms, notes, share, show
+from engine_lab.bench.report import METRICS, facts, ms, share, show
+from engine_lab.bench.result import Result
 from engine_lab.bench.slo import parse_slo
 from engine_lab.shared.chart import Series, chart
 from engine_lab.shared.document import document
@@ -30,7 +30,7 @@ def _head(title: str, load: str, result: Result, lines: Sequence[str]) -> list[M
         tag("h1", title),
         tag("p", load, class_="lead"),
         *state,
-        tag("ul", *(tag("li", re.sub("  +", ": ", line, count=1)) for line in lines), class_="notes"),
+        tag("ul", *(tag("li", line) for line in lines), class_="notes"),
     ]
 
 
@@ -38,7 +38,8 @@ def _run(result: Result) -> tuple[str, list[Markup]]:
     config = result["config"]
     title = f"{config['model']} at {config['url']}"
     limits = dict(parse_slo(result["goodput"]["slo"]).limits_ms) if _has_one_slo(result) else {}
-    parts = _head(title, config["load"], result, [*notes(result), *result["invalid_reasons"]])
+    lines = [f"{name}: {text}" if name else text for name, text in facts(result)]
+    parts = _head(title, config["load"], result, [*lines, *result["invalid_reasons"]])
     charts = [_over_time(result, key, label, limits.get(key)) for key, label in (("ttft", "TTFT"), ("e2e", "E2E"))]
     charts += [_by_share(result, key, label) for key, label in (("ttft", "TTFT"), ("tpot", "TPOT"))]
     parts += [tag("div", *charts, class_="charts"), tag("h2", "Latencies (ms)")]

@@ -22,7 +22,8 @@ from rich.text import Text
 from engine.contracts.percentiles import TOO_FEW
 from engine_lab.bench.client import Client, go_on
 from engine_lab.bench.options import BenchOptions
-from engine_lab.bench.report import Result, ms, share, show
+from engine_lab.bench.report import ms, share, show
+from engine_lab.bench.result import Result
 
 SCHEMA = "engine-bench-sweep/1"
 LEAST_GAIN = 1.05
@@ -164,9 +165,11 @@ def knees(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         why = f"the highest rate at which requests end {KEPT_UP_SHARE:.0%} as fast as they come, or faster"
         open_rows = [each for each in rows if each["rate"] is not None]
         if kept:
-            if kept[-1][1] is open_rows[-1]:
+            index, knee = kept[-1]
+            why += f": {knee['ended_per_s']:.2f} of {knee['came_per_s']:.2f}/s that came"
+            if knee is open_rows[-1]:
                 why += "; it is the highest that was tried: the knee may be above it"
-            found.append(_knee("rates", *kept[-1], why))
+            found.append(_knee("rates", index, knee, why))
         else:
             found.append({"kind": "rates", "row": None, "load": "", "ended_per_s": None, "how": f"none: {why}"})
     good = [

@@ -22,7 +22,8 @@ from rich.text import Text
 from engine.contracts.percentiles import FEWEST
 from engine_lab.bench.client import Client, connected, go_on
 from engine_lab.bench.options import BenchOptions
-from engine_lab.bench.report import Result, show
+from engine_lab.bench.report import show
+from engine_lab.bench.result import Result
 from engine_lab.shared.pairs import before_first
 from engine_lab.shared.statistics import LEVEL, paired_ratio
 

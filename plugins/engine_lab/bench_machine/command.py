@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from engine.contracts.command import USAGE, Command
 from engine.contracts.config import between
+from engine_lab.shared.errors import complain
 
 NOTES = """\
 Rates are the best of several rounds; what others run on the same cores lowers them. Those of integers are GOP/s.
@@ -27,8 +27,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         try:
             between("--threads", flags.threads, 1, os.cpu_count() or 1)
         except ValueError as error:
-            print(error, file=sys.stderr)
-            return USAGE
+            return complain("bench-machine", error, USAGE)
     from engine_lab.bench_machine.main import run
 
     return run(flags.threads, flags.json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from engine.contracts.command import FAILED, OK, USAGE
 from engine_lab.bench_machine.machine import INPUTS, OUTPUTS, ROWS, Machine, measure
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_writable
 
 SCHEMA = "engine-bench-machine/1"
@@ -26,8 +26,7 @@ def run(threads: int | None, json_file: str | None) -> int:
         try:
             check_writable(json_file)
         except ValueError as error:
-            print(f"engine bench-machine: {error}", file=sys.stderr)
-            return USAGE
+            return complain("bench-machine", error, USAGE)
     machine = measure(threads)
     text = json.dumps({"schema": SCHEMA} | asdict(machine), indent=1)
     if json_file == "-":
@@ -38,8 +37,7 @@ def run(threads: int | None, json_file: str | None) -> int:
         try:
             Path(json_file).write_text(text + "\n")
         except OSError as error:
-            print(f"engine bench-machine: --json {json_file}: {error.strerror or error}", file=sys.stderr)
-            return FAILED
+            return complain("bench-machine", f"--json {json_file}: {error.strerror or error}", FAILED)
     return OK
 
 

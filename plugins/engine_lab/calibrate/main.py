@@ -73,9 +73,9 @@ def run(flags: argparse.Namespace) -> int:
         found = Calibration(flags.small, flags.large, len(pairs), flags.tokens, flags.quantile, shares)
         write_json(flags.out, msgspec.to_builtins(found))
     except EvalError as error:
-        return complain(error, USAGE)
+        return complain("calibrate", error, USAGE)
     except (EvalFailed, OSError) as error:
-        return complain(error, FAILED)
+        return complain("calibrate", error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     Console().print(table(steps), f"Written to {flags.out}.", sep="\n")

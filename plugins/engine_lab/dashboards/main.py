@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from engine.contracts.command import OK, USAGE
 from engine_lab.dashboards.boards import DASHBOARDS
+from engine_lab.shared.errors import complain
 
 
 def run(folder: str) -> int:
@@ -20,6 +20,5 @@ def run(folder: str) -> int:
             file.write_bytes(msgspec.json.format(msgspec.json.encode(board.plain()), indent=2) + b"\n")
             print(file)
     except OSError as error:
-        print(f"engine dashboards: --to {folder}: expected a folder to write to ({error})", file=sys.stderr)
-        return USAGE
+        return complain("dashboards", f"--to {folder}: expected a folder to write to ({error})", USAGE)
     return OK

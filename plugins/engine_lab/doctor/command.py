@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from engine.contracts.command import USAGE, Command
 from engine.contracts.config import at_least
+from engine_lab.shared.errors import complain
 
 LEAST_PAIRS = 6
 """Fewer have no interval at 95 %."""
@@ -62,8 +62,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         if flags.evidence and flags.engine is not None:
             raise ValueError("--engine is of a running server, --evidence asks none: give one of them")
     except ValueError as error:
-        print(f"engine doctor: {error}", file=sys.stderr)
-        return USAGE
+        return complain("doctor", error, USAGE)
     from engine_lab.doctor.main import run
 
     flags.url = URL if flags.url is None else flags.url

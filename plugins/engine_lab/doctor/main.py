@@ -26,9 +26,11 @@ from engine_lab.doctor.rule import Rule
 from engine_lab.doctor.rules import RULES
 from engine_lab.doctor.shadow import options_of, workload_of
 from engine_lab.doctor.verify import verify
-from engine_lab.ladder.servers import Refused
+from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.progress import progress
+from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
 TIMEOUT_S = 30.0
@@ -58,11 +60,11 @@ def run(flags: argparse.Namespace) -> int:
             evidence.write(found, flags.record)
         diagnosis = diagnose(found, rules)
     except LiveError as error:
-        return complain(error, FAILED)
+        return complain("doctor", error, FAILED)
     except (ValueError, OSError) as error:
-        return complain(error, USAGE)
+        return complain("doctor", error, USAGE)
     except KeyboardInterrupt:
-        return complain("interrupted; nothing was diagnosed", INTERRUPTED)
+        return complain("doctor", "interrupted; nothing was diagnosed", INTERRUPTED)
     if flags.json:
         print(msgspec.json.format(msgspec.json.encode(document(diagnosis, found)), indent=1).decode())
     else:
@@ -84,16 +86,16 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
     try:
         file = _ledger(flags.ledger or "")
         options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
-        with ends_cleanly(), Console(stderr=True).status("", refresh_per_second=1) as line:
-            verified = asyncio.run(verify(finding, found, options, line.update, replayed=replayed))
+        with ends_cleanly(), progress() as say:
+            verified = asyncio.run(verify(finding, found, options, say, replayed=replayed))
         entry = ledger.entry_of(finding, found, verified.ratio, verified.paid)
         ledger.append(file, entry)
     except (Refused, ProbeError, LiveError, OSError) as error:
-        return complain(error, FAILED)
+        return complain("doctor", error, FAILED)
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("doctor", error, USAGE)
     except KeyboardInterrupt:
-        return complain("interrupted; nothing was verified", INTERRUPTED)
+        return complain("doctor", "interrupted; nothing was verified", INTERRUPTED)
     to = sys.stderr if flags.json else sys.stdout
     print("\n".join(ledger.score([entry])), file=to)
     busy, runs = verified.busy
@@ -128,8 +130,3 @@ def rules_at(name: str) -> Sequence[Rule]:
     if wrong := [each for each in found if not isinstance(each, Rule)]:
         raise ValueError(f"--rules {name}: holds a {type(wrong[0]).__name__}, expected rules")
     return found
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine doctor: {error}", file=sys.stderr)
-    return status

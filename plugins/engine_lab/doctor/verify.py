@@ -22,9 +22,9 @@ from engine_lab.doctor.shadow import form_of, overrides_of
 from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder
 from engine_lab.ladder.requests import Requests
-from engine_lab.ladder.servers import Servers
 from engine_lab.shared.live import LiveEngine
 from engine_lab.shared.pairs import before_first
+from engine_lab.shared.servers import Servers
 from engine_lab.shared.statistics import Estimate, paired_ratio
 
 LOOK_S = 0.1

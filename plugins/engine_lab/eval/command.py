@@ -19,7 +19,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         drafting = drafting_options_of(flags, words)
         options = None if drafting is not None else options_of(flags, words)
     except EvalError as error:
-        return complain(error, USAGE)
+        return complain("eval", error, USAGE)
     if drafting is not None:
         from engine_lab.eval.drafting.main import run as run_drafting
 

@@ -36,16 +36,16 @@ def run(options: EvalOptions) -> int:
             check_writable(options.json_file, options.files)
         report = evaluate(options)
     except (EvalError, TokenizerError) as error:
-        return complain(error, USAGE)
+        return complain("eval", error, USAGE)
     except EvalFailed as error:
-        return complain(error, FAILED)
+        return complain("eval", error, FAILED)
     Console(width=shutil.get_terminal_size((120, 24)).columns).print(render(report))
     outside = failures(report)
     if options.json_file is not None:
         try:
             write_json(options.json_file, msgspec.to_builtins(report) | {"outside": outside})
         except OSError as error:
-            return complain(f"--json {options.json_file}: {error.strerror or error}", FAILED)
+            return complain("eval", f"--json {options.json_file}: {error.strerror or error}", FAILED)
     return FAILED if outside else OK
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from engine.contracts.command import USAGE, Command
 from engine_lab.fleet.words import parse
+from engine_lab.shared.errors import complain
 
 NOTES = """\
 engine fleet [URL]               the engines: state, and what was sent to each (http://127.0.0.1:8000)
@@ -39,8 +39,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     try:
         asked = parse(flags.words)
     except ValueError as error:
-        print(f"engine fleet: {error}", file=sys.stderr)
-        return USAGE
+        return complain("fleet", error, USAGE)
     from engine_lab.fleet.main import run
 
     return run(asked, flags)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK
 from engine_lab.fleet.words import Asked
+from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveEngine, LiveError
 
 TIMEOUT_S = 10.0
@@ -30,11 +31,10 @@ def run(asked: Asked, flags: argparse.Namespace) -> int:
     try:
         return asyncio.run(_run(asked, flags))
     except LiveError as error:
-        print(f"engine fleet: {error}", file=sys.stderr)
-        return FAILED
+        return complain("fleet", error, FAILED)
     except KeyboardInterrupt:
         if asked.action in ("restart", "resize", "drain"):
-            print(f"engine fleet: the {asked.action} goes on; 'engine fleet {asked.url}' shows it", file=sys.stderr)
+            return complain("fleet", f"the {asked.action} goes on; 'engine fleet {asked.url}' shows it", INTERRUPTED)
         return INTERRUPTED
 
 
@@ -54,9 +54,7 @@ async def _run(asked: Asked, flags: argparse.Namespace) -> int:
         print(msgspec.json.encode(state).decode())
     else:
         Console().print(table(state))
-    if error:
-        print(f"engine fleet: {error}", file=sys.stderr)
-    return FAILED if error else OK
+    return complain("fleet", error, FAILED) if error else OK
 
 
 async def _changed(engine: LiveEngine, state: Any, say: Callable[[str], None]) -> tuple[Any, str]:

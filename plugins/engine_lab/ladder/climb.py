@@ -16,9 +16,9 @@ from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder, Measured, Run, Survey
 from engine_lab.ladder.requests import Requests
 from engine_lab.ladder.rungs import P99, Rung, Words, form_of, merged, overrides_of
-from engine_lab.ladder.servers import Key, Refused, Servers
-from engine_lab.ladder.survey import baseline_of, facts_of, outputs_of
+from engine_lab.ladder.survey import baseline_of, outputs_of
 from engine_lab.shared.live import LiveEngine
+from engine_lab.shared.servers import Key, Refused, Servers, facts_of
 
 
 class Climb:

@@ -8,7 +8,7 @@ from statistics import median
 
 from engine.contracts.percentiles import FEWEST, describe
 from engine_lab.bench.record import RequestRecord
-from engine_lab.bench.report import summarise
+from engine_lab.bench.result import summarise
 from engine_lab.bench.slo import Slo
 from engine_lab.ladder.record import Run
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -20,9 +17,11 @@ from engine_lab.ladder.page import page
 from engine_lab.ladder.record import Ladder, load, save
 from engine_lab.ladder.rungs import baseline
 from engine_lab.ladder.screen import render
-from engine_lab.ladder.servers import Refused
+from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveError
 from engine_lab.shared.output import check_writable
+from engine_lab.shared.progress import progress
+from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
 
@@ -36,7 +35,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             if path is not None:
                 check_writable(path, flag=flag)
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("ladder", error, USAGE)
 
     def saved() -> None:
         ladder.summary = summarise_ladder(ladder)
@@ -45,29 +44,29 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
     status = OK
     try:
-        with ends_cleanly(), status_line() as say:
+        with ends_cleanly(), progress() as say:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
-        return complain(f"the engine of the baseline does not start:\n{error}", USAGE)
+        return complain("ladder", f"the engine of the baseline does not start:\n{error}", USAGE)
     except (ProbeError, LiveError, RuntimeError, OSError) as error:
-        status = complain(error, FAILED)
+        status = complain("ladder", error, FAILED)
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("ladder", error, USAGE)
     except KeyboardInterrupt:
         further = f"continue with --resume {file}" if file else "nothing was saved: --json FILE saves every pair"
-        status = complain(f"interrupted; {further}", INTERRUPTED)
+        status = complain("ladder", f"interrupted; {further}", INTERRUPTED)
     if not ladder.comparisons:
         refused = [f"\n{survey.rung}: {survey.refused}" for survey in ladder.surveys if survey.refused]
         if status != OK or not refused:
             return status
-        return complain(f"the engine starts with none of the rungs:{''.join(refused)}", USAGE)
+        return complain("ladder", f"the engine starts with none of the rungs:{''.join(refused)}", USAGE)
     saved()
     Console().print(render(ladder))
     if flags.html is not None:
         try:
             Path(flags.html).write_text(page(ladder), encoding="utf-8")
         except OSError as error:
-            return complain(f"--html {flags.html}: {error.strerror}", FAILED)
+            return complain("ladder", f"--html {flags.html}: {error.strerror}", FAILED)
     return status
 
 
@@ -85,20 +84,3 @@ def new_or_resumed(options: LadderOptions, overrides: list[str], path: str | Non
             f"--resume {path} was made with {key} {then.get(key)}, not {now[key]}: give the same, or start anew"
         )
     return found
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine ladder: {error}", file=sys.stderr)
-    return status
-
-
-@contextlib.contextmanager
-def status_line() -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error; seldom drawn, for it runs on the cores that are measured."""
-    console = Console(stderr=True)
-    with console.status("starting", refresh_per_second=1) as line:
-
-        def say(text: str) -> None:
-            line.update(text)
-
-        yield say

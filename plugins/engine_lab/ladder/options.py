@@ -6,10 +6,10 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from engine_lab.bench.distribution import Distribution
-from engine_lab.bench.options import add_prompt_flags, endpoint_of, number, parsed, whole
+from engine_lab.bench.load_options import LoadOptions, add_run_flags, run_fields
 from engine_lab.bench.slo import Slo, parse_slo
 from engine_lab.ladder.rungs import DEFAULT_RUNGS, Rung, check_names, parse_rung, read_rungs
+from engine_lab.shared.argument_types import number, parsed, whole
 from engine_lab.shared.statistics import LEVEL
 
 LEAST_PAIRS = 6
@@ -20,7 +20,7 @@ PLAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class LadderOptions:
+class LadderOptions(LoadOptions):
     """A ladder, as asked for."""
 
     rungs: tuple[Rung, ...]
@@ -32,24 +32,12 @@ class LadderOptions:
     same: int
     """A/A comparisons."""
     floor: bool
-    concurrency: int
-    rate: float | None
-    """Requests per second; ``None``: closed loop with ``concurrency``."""
     requests: int
     """Of one run."""
-    prompt_tokens: Distribution
-    output_tokens: Distribution
-    shared_prefix: float
-    text_file: str | None
-    prompt_ids: int | None
-    endpoint: str
-    ignore_eos: bool
     observe: int
     outputs: int
     """Prompts whose greedy outputs are compared."""
     slo: Slo | None
-    seed: int
-    timeout_s: float
     config_dirs: tuple[str, ...]
 
     def fixed(self) -> dict[str, Any]:
@@ -67,11 +55,10 @@ def options_of(flags: argparse.Namespace) -> LadderOptions:
     if not flags.rungs and not flags.rung:
         rungs = [parse_rung(text) for text in DEFAULT_RUNGS]
     check_names(rungs)
-    if flags.rate is not None and flags.concurrency is not None:
-        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     if not 0.5 <= flags.level < 1.0:
         raise ValueError(f"--level {flags.level:g}: expected at least 0.5 and less than 1")
     return LadderOptions(
+        **run_fields(flags),
         rungs=tuple(rungs),
         pairs=flags.pairs,
         level=flags.level,
@@ -79,21 +66,10 @@ def options_of(flags: argparse.Namespace) -> LadderOptions:
         resident=flags.resident,
         same=flags.aa,
         floor=not flags.no_floor,
-        concurrency=flags.concurrency or 1,
-        rate=flags.rate,
         requests=flags.requests,
-        prompt_tokens=flags.prompt_tokens,
-        output_tokens=flags.output_tokens,
-        shared_prefix=flags.shared_prefix,
-        text_file=flags.text,
-        prompt_ids=flags.prompt_ids,
-        endpoint=endpoint_of(flags),
-        ignore_eos=flags.ignore_eos,
         observe=flags.observe,
         outputs=flags.outputs,
         slo=flags.slo,
-        seed=flags.seed,
-        timeout_s=flags.timeout,
         config_dirs=tuple(getattr(flags, "config_dir", None) or ()),
     )
 
@@ -124,13 +100,7 @@ def _add_ladder_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
+    add_run_flags(group, requests=10, tokens="512", shared_prefix=0.8)
     add = group.add_argument
-    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
-    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
-    add("--requests", type=whole(1), default=10, metavar="N", help="requests of a run (%(default)s)")
-    add_prompt_flags(group, tokens="512", shared_prefix=0.8)
-    add("--endpoint", choices=("chat", "completions"), help="default: chat")
     add("--observe", type=whole(1), default=100, metavar="N", help="requests that max_tokens=p99 is of (%(default)s)")
     add("--outputs", type=whole(0), default=8, metavar="N", help="greedy outputs compared at each rung (%(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths and the order of runs (%(default)s)")
-    add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")

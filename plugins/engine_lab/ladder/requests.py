@@ -9,12 +9,12 @@ from math import ceil
 
 import aiohttp
 
-from engine_lab.bench.client import background, no_garbage_collection, read_text
-from engine_lab.bench.load import Limit, LoopLag, closed_loop, open_loop
+from engine_lab.bench.load import Limit, closed_loop, open_loop
 from engine_lab.bench.probe import ProbeError
 from engine_lab.bench.record import RequestRecord
+from engine_lab.bench.run import text_of, watched, workload_of
 from engine_lab.bench.target import HttpSender, Target
-from engine_lab.bench.workload import BenchRequest, Workload, arrivals, random_text
+from engine_lab.bench.workload import BenchRequest, arrivals
 from engine_lab.ladder.figures import run_of
 from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder, Run
@@ -30,21 +30,12 @@ class Requests:
     def __init__(self, session: aiohttp.ClientSession, options: LadderOptions, ladder: Ladder) -> None:
         """Raises ``ValueError`` if there is no text to cut prompts from."""
         self._session, self._options, self._ladder = session, options, ladder
-        self.text = read_text(options.text_file) if options.text_file else random_text(options.seed)
+        self.text = text_of(options)
 
     def prompts(self, form: Form, seed: int) -> Iterator[BenchRequest]:
         """Endless; another seed gives other prompts and another shared part."""
         options, ladder = self._options, self._ladder
-        workload = Workload(
-            prompt_tokens=options.prompt_tokens,
-            output_tokens=options.output_tokens,
-            shared_prefix=options.shared_prefix,
-            chars_per_token=ladder.chars_per_token or 1.0,
-            nonce=NONCE,
-            seed=seed,
-            text=self.text,
-            vocab_size=options.prompt_ids,
-        )
+        workload = workload_of(options, self.text, ladder.chars_per_token or 1.0, NONCE, seed)
         limit = max_tokens(form, ladder.output_lengths)
         for request in workload.requests():
             prompt = request.prompt if form.static_first else own_part_first(request.prompt, options.shared_prefix)
@@ -74,18 +65,15 @@ class Requests:
         self, url: str, form: Form, seed: int, salt: str, count: int
     ) -> tuple[list[RequestRecord], list[float]]:
         """Records of ``count`` requests, and how late the client's event loop woke, in seconds."""
-        options, limit, lag = self._options, Limit(count, None), LoopLag(clock)
+        options, limit = self._options, Limit(count, None)
         sender = HttpSender(self._session, self.target(url, form, salt), clock)
         requests = self.prompts(form, seed)
-        with no_garbage_collection():
-            async with background(lag):
-                if options.rate is not None:
-                    times = arrivals(options.rate, seed)
-                    records = await open_loop(sender, requests, times, limit, clock, lambda record: None)
-                else:
-                    records = await closed_loop(
-                        sender, requests, options.concurrency, limit, clock, lambda record: None
-                    )
+        async with watched(clock) as lag:
+            if options.rate is not None:
+                times = arrivals(options.rate, seed)
+                records = await open_loop(sender, requests, times, limit, clock, lambda record: None)
+            else:
+                records = await closed_loop(sender, requests, options.concurrency, limit, clock, lambda record: None)
         return records, lag.lags_s
 
 

@@ -1,9 +1,8 @@
-"""What is asked of an engine once: what it takes, how many tokens it can keep, and what it answers."""
+"""What is asked of an engine once: what the baseline is, and what each rung answers."""
 
 from __future__ import annotations
 
 from itertools import accumulate, islice
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,18 +13,6 @@ from engine_lab.ladder.requests import Requests
 from engine_lab.ladder.rungs import Form
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def facts_of(answer: dict[str, Any]) -> dict[str, float | None]:
-    """What ``/engine/plan`` says an engine takes, in bytes, and how many KV tokens it keeps."""
-    engine = answer["engine"]
-    return {
-        "weights_bytes": engine["weights_bytes"],
-        "kv_bytes": engine["kv_bytes"],
-        "kv_tokens": engine["kv_tokens"],
-        "planned_bytes": engine["ledger"]["total_bytes"] if engine["ledger"] else None,
-        "resident_bytes": None if engine.get("host") else resident_bytes(engine["pid"]),
-    }
 
 
 def baseline_of(answer: dict[str, Any]) -> Baseline:
@@ -42,15 +29,6 @@ def baseline_of(answer: dict[str, Any]) -> Baseline:
         plan["dtype"],
         answer["engine"]["weights_bytes"] / size - vocabulary if is_plain and size else None,
     )
-
-
-def resident_bytes(pid: int) -> int | None:
-    """Memory of a process; ``None`` where the system does not say."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), None)
 
 
 async def outputs_of(

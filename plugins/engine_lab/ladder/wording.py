@@ -7,7 +7,7 @@ from math import log
 from typing import Any
 
 from engine.contracts.percentiles import FEWEST
-from engine_lab.bench.report import MAX_LAG_MS
+from engine_lab.bench.result import MAX_LAG_MS
 from engine_lab.ladder.analysis import BETTER, UNFINISHED, WORSE
 from engine_lab.ladder.comparisons import ADDED, ALL, LEFT_OUT
 from engine_lab.ladder.figures import FIGURES

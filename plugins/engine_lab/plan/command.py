@@ -6,13 +6,14 @@ import argparse
 import os
 
 from engine.contracts.command import Command
-from engine_lab.bench.options import number, parsed, whole
 from engine_lab.bench.slo import parse_slo
 from engine_lab.plan.workload import DEFAULT, REQUESTS, parse_workload
+from engine_lab.shared.argument_types import number, parsed, whole
 
 NOTES = """\
 Every figure says where it is from: measured (steps that an engine took on this machine), simulated (the engine's own
-scheduler and KV allocator on a virtual clock), estimated (from data sheets and shapes), or unknown.
+scheduler and KV allocator on a virtual clock), estimated (from data sheets and shapes), stated (prices), none (what it
+follows from was not given: --price, or a rate) or unknown.
 A model needs no weights to be planned: a folder with its config.json is enough.
 WORKLOAD is in=LENGTH,out=LENGTH,rate=R,shared_prefix=SHARE; a LENGTH is N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.
 (GET /engine/plan of a server is something else: the plugins and settings that it runs with.)

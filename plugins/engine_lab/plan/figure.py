@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Origin = Literal["measured", "simulated", "estimated", "stated", "unknown"]
+Origin = Literal["measured", "simulated", "estimated", "stated", "none", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``stated``: by the user or by a price list."""
+    """``stated``: by the user or by a price list; ``none``: what it follows from was not given."""
 
     value: float | None
     origin: Origin
@@ -22,3 +22,4 @@ class Figure:
 
 
 UNKNOWN = Figure(None, "unknown")
+NOT_GIVEN = Figure(None, "none")

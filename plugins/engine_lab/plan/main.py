@@ -18,6 +18,7 @@ from engine_lab.plan.live import Observed, observed, score, served_plan
 from engine_lab.plan.planning import Answer, Planner, Question
 from engine_lab.plan.report import document, render
 from engine_lab.plan.workload import DEFAULT, parse_workload
+from engine_lab.shared.errors import complain
 from engine_lab.shared.flags import with_model
 from engine_lab.shared.live import LiveError
 from engine_lab.shared.output import check_writable
@@ -39,11 +40,9 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
             return score(flags, Planner(question, _say).brief(), seen)
         answer = Planner(question_of(flags, overrides), _say).answer()
     except LiveError as error:
-        print(f"engine plan: {error}", file=sys.stderr)
-        return FAILED
+        return complain("plan", error, FAILED)
     except ValueError as error:
-        print(f"engine plan: {error}", file=sys.stderr)
-        return USAGE
+        return complain("plan", error, USAGE)
     show(answer, flags.json)
     return OK if answer.sizing.blocks else FAILED
 

@@ -14,7 +14,7 @@ from engine_lab.bench.slo import Slo
 from engine_lab.plan.candidates import CANDIDATES, LAYOUTS, LENGTHS, SMALLER, Candidate, combined
 from engine_lab.plan.cost import NONE, Cost, estimated, saved
 from engine_lab.plan.device import efficiency_of, facts_of, flops_key, probed
-from engine_lab.plan.figure import UNKNOWN, Figure
+from engine_lab.plan.figure import NOT_GIVEN, UNKNOWN, Figure
 from engine_lab.plan.predict import HEADROOM, Prediction, most_rate, predict
 from engine_lab.plan.workload import PlannedLoad
 from engine_lab.shared.errors import EvalError
@@ -114,7 +114,8 @@ class Planner:
         price = question.price
         if price is None and question.card is not None:
             price = question.card.figures.get("usd_per_hour")
-        self._price = Figure.of(price, "stated")
+        has_price = price is not None or question.card is not None
+        self._price = Figure.of(price, "stated") if has_price else NOT_GIVEN
 
     def brief(self) -> Answer:
         """What the plan itself comes to, without looking for anything better. Raises ``ValueError`` for what the user
@@ -139,7 +140,7 @@ class Planner:
     def answer(self) -> Answer:
         """The whole page. Raises ``ValueError`` as :meth:`brief` does."""
         found, question = self.brief(), self._question
-        rate = UNKNOWN
+        rate = NOT_GIVEN if question.load is None else UNKNOWN
         if found.sizing.blocks and question.load is not None:
             self._say("the highest rate")
             count = min(len(question.trace), TRIAL)
@@ -220,12 +221,16 @@ class Planner:
 
     def _replicas(self, rate: Figure) -> Figure:
         load = self._question.load
-        if load is None or not rate.value:
+        if load is None:
+            return NOT_GIVEN
+        if not rate.value:
             return UNKNOWN
         return Figure(ceil(HEADROOM * load.rate / rate.value), rate.origin)
 
     def _usd(self, prediction: Prediction | None, devices: int) -> Figure:
-        if prediction is None or self._price.value is None or not prediction.output_tokens_per_s:
+        if self._price.value is None:
+            return self._price
+        if prediction is None or not prediction.output_tokens_per_s:
             return UNKNOWN
         return Figure(self._price.value * devices / (prediction.output_tokens_per_s * 3600) * 1e6, "simulated")
 

@@ -1,4 +1,4 @@
-"""What ends an evaluation in one line instead of a traceback."""
+"""What ends a command in one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class EvalFailed(RuntimeError):
     """A plan or the system broke while everything was as it should be. Exit status 1."""
 
 
-def complain(error: object, status: int) -> int:
-    """Print what was wrong, in one line; returns the exit status."""
-    print(f"engine: {error}", file=sys.stderr)
+def complain(command: str, error: object, status: int) -> int:
+    """Say on standard error what was wrong with a command; returns its exit status."""
+    print(f"engine {command}: {error}", file=sys.stderr)
     return status
 
 

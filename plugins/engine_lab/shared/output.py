@@ -33,10 +33,12 @@ def check_writable(path: str, inputs: Sequence[str] = (), flag: str = "--json") 
 
 
 def check_folder(path: str | Path, flag: str) -> None:
-    """Make the folder that ``flag`` names. Raise :class:`EvalError` where no file could be written in it."""
+    """Raise :class:`EvalError` where the folder that ``flag`` names could not be made, or no file be written in it.
+    Leaves nothing behind."""
+    folder = Path(path).absolute()
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=path, prefix=".engine-").close()
+        tempfile.NamedTemporaryFile(dir=nearest, prefix=".engine-").close()
     except OSError as error:
         raise EvalError(
             f"{flag} {path}: expected a folder that can be written to ({error.strerror or error})"

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.command import FAILED, OK, USAGE
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_writable, write_json
 from engine_lab.shared.simulation.calibration import SCHEMA, Calibration, read_calibration
 from engine_lab.shared.simulation.outcome import Outcome
@@ -40,8 +41,7 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
             check_writable(options.json_file, [str(options.trace)])
         result = _simulate(options)
     except ValueError as error:
-        print(f"engine simulate: {error}", file=sys.stderr)
-        return USAGE
+        return complain("simulate", error, USAGE)
     if options.json_file == "-":
         print(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
         return _status(result)
@@ -50,8 +50,7 @@ def run(flags: argparse.Namespace, words: list[str]) -> int:
         try:
             write_json(options.json_file, result)
         except OSError as error:
-            print(f"engine simulate: --json {options.json_file}: {error.strerror or error}", file=sys.stderr)
-            return FAILED
+            return complain("simulate", f"--json {options.json_file}: {error.strerror or error}", FAILED)
     return _status(result)
 
 

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_lab.bench.options import number, parsed, whole
 from engine_lab.bench.slo import Slo, parse_slo
+from engine_lab.shared.argument_types import number, parsed, whole
 from engine_lab.shared.simulation.traces.reading import FORMATS
 
 

@@ -8,7 +8,7 @@ from math import inf
 
 from engine.contracts.percentiles import describe
 from engine_lab.bench.record import RequestRecord
-from engine_lab.bench.report import summarise
+from engine_lab.bench.result import summarise
 from engine_lab.bench.slo import Slo
 
 PERCENTILE = 95

@@ -7,18 +7,21 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.target import open_session
-from engine_lab.ladder.servers import Servers
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, write_json
+from engine_lab.shared.progress import progress
+from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.grid import candidates_of
+from engine_lab.sweep.load import check_inputs
 from engine_lab.sweep.measure import Measure
 from engine_lab.sweep.options import SweepOptions, options_of
 from engine_lab.sweep.order import order_candidates
@@ -44,7 +47,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
             overrides, options, folder, lambda: candidates_of(overrides, options.config_dirs, options.keep_equal)
         )
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("sweep", error, USAGE)
 
     def saved() -> None:
         save(experiment, folder / RESULTS)
@@ -56,11 +59,11 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         with ends_cleanly(), progress() as say:
             asyncio.run(sweep(experiment, options, saved, say))
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("sweep", error, USAGE)
     except (RuntimeError, OSError) as error:
-        status = complain(error, FAILED)
+        status = complain("sweep", error, FAILED)
     except KeyboardInterrupt:
-        status = complain(f"interrupted; the same command goes on ({folder})", INTERRUPTED)
+        status = complain("sweep", f"interrupted; the same command goes on ({folder})", INTERRUPTED)
     experiment.summary = summarise_sweep(experiment, options)
     report(experiment, folder)
     return status if status != OK or any(not run.failed for run in experiment.runs) else FAILED
@@ -101,7 +104,9 @@ async def measuring(experiment: Experiment, options: SweepOptions) -> AsyncItera
 def new_or_resumed(
     words: list[str], options: SweepOptions, folder: Path, sets: Callable[[], list[Candidate]]
 ) -> Experiment:
-    """Raises ``ValueError`` if the folder is of something else, and :class:`~engine.assembly.errors.AssemblyError`."""
+    """Raises ``ValueError`` if the folder is of something else, or what is sent cannot be read, and
+    :class:`~engine.assembly.errors.AssemblyError`; then no folder was made."""
+    check_inputs(options.load)
     file = folder / RESULTS
     asked = {"words": list(words)} | options.fixed()
     if file.exists():
@@ -117,6 +122,7 @@ def new_or_resumed(
     places = {which: place for place, which in enumerate(order)}
     experiment.candidates.sort(key=lambda one: places.get(one.id, len(order)))
     _renumber(experiment)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(str(folder / "plan.json"), plan_of(experiment, options))
     return experiment
 
@@ -148,20 +154,3 @@ def plan_of(experiment: Experiment, options: SweepOptions) -> dict[str, object]:
             for one in experiment.candidates
         ],
     }
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine sweep: {error}", file=sys.stderr)
-    return status
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error: a line that changes on a terminal, and is seldom drawn, for it runs on the
-    cores that are measured; else a line each."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: print(text, file=sys.stderr, flush=True)
-        return
-    with console.status("starting", refresh_per_second=1) as line:
-        yield line.update

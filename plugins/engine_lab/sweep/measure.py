@@ -9,9 +9,8 @@ import aiohttp
 from engine.contracts.percentiles import describe
 from engine_lab.bench.probe import ProbeError, find_model
 from engine_lab.bench.record import RequestRecord
-from engine_lab.ladder.servers import Key, Refused, Servers
-from engine_lab.ladder.survey import facts_of
 from engine_lab.shared.live import LiveEngine, LiveError
+from engine_lab.shared.servers import Key, Refused, Servers, facts_of
 from engine_lab.sweep.figures import figures_of
 from engine_lab.sweep.load import Requests
 from engine_lab.sweep.options import SweepOptions

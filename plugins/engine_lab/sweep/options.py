@@ -12,33 +12,21 @@ from typing import Any
 import msgspec
 
 from engine.contracts.percentiles import FEWEST
-from engine_lab.bench.distribution import Distribution
-from engine_lab.bench.options import add_prompt_flags, endpoint_of, number, parsed, whole
+from engine_lab.bench.load_options import LoadOptions, add_run_flags, run_fields
 from engine_lab.bench.slo import Slo, parse_slo
+from engine_lab.shared.argument_types import number, parsed, whole
 from engine_lab.sweep.figures import FIGURES, PERCENTILE
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(LoadOptions):
     """What is sent in every run."""
 
-    concurrency: int
-    rate: float | None
-    """Requests per second; ``None``: closed loop with ``concurrency``."""
     requests: int
     warmup: int
-    prompt_tokens: Distribution
-    output_tokens: Distribution
-    shared_prefix: float
-    text_file: str | None
-    prompt_ids: int | None
-    endpoint: str
     temperature: float
-    ignore_eos: bool
-    timeout_s: float
-    seed: int
     trace: str | None = None
     """A file whose requests are sent, at its moments unless there is a ``rate``."""
     speed: float = 1.0
@@ -121,25 +109,13 @@ def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
 
 def load_of(flags: argparse.Namespace) -> Load:
     """Raises ``ValueError`` when the flags contradict each other."""
-    if flags.rate is not None and flags.concurrency is not None:
-        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     if flags.trace is not None and flags.concurrency is not None:
         raise ValueError("--trace has moments of its own, or those of --rate: leave --concurrency out")
     return Load(
-        concurrency=flags.concurrency or 1,
-        rate=flags.rate,
+        **run_fields(flags),
         requests=flags.requests,
         warmup=flags.warmup,
-        prompt_tokens=flags.prompt_tokens,
-        output_tokens=flags.output_tokens,
-        shared_prefix=flags.shared_prefix,
-        text_file=flags.text,
-        prompt_ids=flags.prompt_ids,
-        endpoint=endpoint_of(flags),
         temperature=flags.temperature,
-        ignore_eos=flags.ignore_eos,
-        timeout_s=flags.timeout,
-        seed=flags.seed,
         trace=flags.trace,
         speed=flags.speed,
     )
@@ -193,12 +169,6 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--trace", metavar="FILE", help="send the first requests of a trace, which engine simulate reads, too")
     add("--speed", type=number(1e-6), default=1.0, metavar="X", help="X times as fast as the trace (%(default)g)")
-    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
-    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
-    add("--requests", type=whole(1), default=20, metavar="N", help="requests of a run (%(default)s)")
     add("--warmup", type=whole(0), default=4, metavar="N", help="unmeasured requests first (%(default)s)")
-    add_prompt_flags(group)
-    add("--endpoint", choices=("chat", "completions"), help="default: chat")
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
-    add("--seed", type=int, default=0, metavar="N", help="seeds prompts, lengths, arrivals and orders (%(default)s)")
-    add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
+    add_run_flags(group, requests=20)

@@ -7,7 +7,7 @@ import os
 
 from engine.contracts.command import Command
 from engine.contracts.percentiles import TOO_FEW
-from engine_lab.bench.options import number
+from engine_lab.shared.argument_types import number
 
 NOTES = f"""\
 Rates are means of the last 5 seconds; figures of steps, drafts and the prefix cache are of the last minute; percentiles

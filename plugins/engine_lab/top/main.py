@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from engine.contracts.command import FAILED, OK, USAGE
+from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.top.frame import Frame, History
 from engine_lab.top.poll import Poll, about, poll, together
@@ -90,13 +91,11 @@ def run(flags: Any) -> int:
     """Returns the exit status; Ctrl-C raises ``KeyboardInterrupt``."""
     console = Console()
     if not (flags.once or flags.json or console.is_terminal):
-        print("engine top: stdout is no terminal; add --once or --json", file=sys.stderr)
-        return USAGE
+        return complain("top", "stdout is no terminal; add --once or --json", USAGE)
     try:
         return asyncio.run(_watch(flags, console))
     except LiveError as error:
-        print(f"engine top: {error}", file=sys.stderr)
-        return FAILED
+        return complain("top", error, FAILED)
 
 
 async def _watch(flags: Any, console: Console) -> int:

@@ -12,10 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, check_writable
+from engine_lab.shared.progress import progress
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
-from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, progress, report, sweep
+from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, report, sweep
 from engine_lab.sweep.race import Race
 from engine_lab.sweep.record import PROOF, Experiment, save
 from engine_lab.sweep.wording import refusals
@@ -39,13 +41,14 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         check_folder(folder, "--folder")
         file = options.preset or folder / "preset" / "mine.yaml"
         check_folder(file.parent, "--preset")
-        check_writable(str(file), flag="--preset")
+        if file.exists():
+            check_writable(str(file), flag="--preset")
         base, grid = split(overrides, options.sweep.config_dirs)
         experiment = new_or_resumed(
             overrides, options.sweep, folder, lambda: tuned_sets(base, grid, options.sweep.config_dirs)
         )
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("tune", error, USAGE)
 
     def saved() -> None:
         save(experiment, folder / RESULTS)
@@ -58,11 +61,11 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         with ends_cleanly(), progress() as say:
             proof = asyncio.run(tune(experiment, options, saved, say))
     except ValueError as error:
-        return complain(error, USAGE)
+        return complain("tune", error, USAGE)
     except (RuntimeError, OSError) as error:
-        status = complain(error, FAILED)
+        status = complain("tune", error, FAILED)
     except KeyboardInterrupt:
-        status = complain(f"interrupted; the same command goes on ({folder})", INTERRUPTED)
+        status = complain("tune", f"interrupted; the same command goes on ({folder})", INTERRUPTED)
     experiment.summary = summarise_sweep(experiment, options.sweep) | {"proof": proof}
     report(experiment, folder)
     if status != OK or proof is None:
@@ -112,14 +115,9 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     try:
         write_preset(file, words, options.sweep.config_dirs, comments)
     except (OSError, ValueError) as error:
-        return complain(error, FAILED)
+        return complain("tune", error, FAILED)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     load = f"engine serve --config-dir {file.parent.parent} +preset={file.stem}"
     console.print(f"named: {file}; {load}", style="bold", soft_wrap=True, highlight=False, markup=False)
     return OK
-
-
-def complain(error: object, status: int) -> int:
-    print(f"engine tune: {error}", file=sys.stderr)
-    return status

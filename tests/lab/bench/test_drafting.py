@@ -10,7 +10,8 @@ from rich.console import Console
 
 from engine_lab.bench.compare import rows
 from engine_lab.bench.record import Drafting, RequestRecord
-from engine_lab.bench.report import render, summarise
+from engine_lab.bench.report import render
+from engine_lab.bench.result import summarise
 from engine_lab.bench.target import Target
 from engine_lab.bench.workload import BenchRequest
 

@@ -238,7 +238,7 @@ def test_a_server_that_is_not_there_is_named():
 def result_with(valid: bool, ok: int) -> Any:
     async def fake_measure(options: Any) -> dict[str, Any]:
         from engine_lab.bench.record import RequestRecord
-        from engine_lab.bench.report import summarise
+        from engine_lab.bench.result import summarise
 
         records = [RequestRecord(0, 0.0, 0.0, 0.2, (0.1,), 0.2, 1, 0, 1, "stop", "" if ok else "timeout")]
         config = {"model": "m", "url": "u", "load": "l", "prompt_length_from": "p"}

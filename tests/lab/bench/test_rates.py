@@ -9,7 +9,7 @@ from tests.lab.bench.test_report import CONFIG, printed
 
 from engine_lab.bench.load import Limit, closed_loop, open_loop
 from engine_lab.bench.rates import knees, rates_below, render, row
-from engine_lab.bench.report import summarise
+from engine_lab.bench.result import summarise
 
 
 def of_server(**config):
@@ -35,6 +35,11 @@ def test_the_knees_of_a_server_are_where_more_load_brings_no_more_answers():
     assert (second["kind"], second["load"]) == ("rates", "7.5/s")
     assert "may be above it" in knees(rates[:2])[0]["how"] and "may be above it" not in second["how"]
     assert knees(rates[2:])[0]["how"].startswith("none")
+
+
+def test_the_knee_of_rates_says_how_many_came_which_chance_makes_fewer_than_the_rate():
+    (knee,) = knees([of_server(rate=4.0) | {"came_per_s": 3.22, "ended_per_s": 3.08}])
+    assert knee["load"] == "4/s" and "90% as fast as they come, or faster: 3.08 of 3.22/s that came" in knee["how"]
 
 
 def test_rates_lie_denser_towards_saturation_which_is_the_last():

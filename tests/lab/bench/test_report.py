@@ -10,7 +10,8 @@ from rich.console import Console
 from engine.contracts.percentiles import TOO_FEW
 from engine_lab.bench.compare import read_result, render_comparison, rows, warnings
 from engine_lab.bench.record import RequestRecord, Served
-from engine_lab.bench.report import render, summarise
+from engine_lab.bench.report import render
+from engine_lab.bench.result import summarise
 from engine_lab.bench.slo import parse_slo
 
 CONFIG = {"model": "m", "url": "http://x", "load": "closed loop, 1 at once", "prompt_length_from": "test", "seed": 0}

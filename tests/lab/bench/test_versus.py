@@ -10,7 +10,7 @@ from tests.lab.bench.test_report import CONFIG, printed, record
 
 from engine.cli.main import main
 from engine_lab.bench import main as bench
-from engine_lab.bench.report import summarise as summarise_run
+from engine_lab.bench.result import summarise as summarise_run
 from engine_lab.bench.versus import render, summarise
 
 OPTIONS = parse_options(["--versus", "http://b", "--pairs", "8"])

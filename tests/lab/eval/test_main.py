@@ -150,7 +150,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_table_is_shown_all_the_same(cap
     words = ["--capacity-only", "--memory", "4GiB", "--json", "/dev/full"]
     assert main(["eval", "device=cpu", *words]) == 1
     shown = capsys.readouterr()
-    assert shown.err == "engine: --json /dev/full: No space left on device\n" and "requests" in shown.out
+    assert shown.err == "engine eval: --json /dev/full: No space left on device\n" and "requests" in shown.out
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def broken_bundled(folder, factor):
 def test_a_plan_whose_logits_are_not_numbers_is_named(tmp_path, text, capsys):
     folder = broken_bundled(tmp_path / "nan", math.nan)
     assert main(["eval", "device=cpu", "--text", text, "--model", folder, "--reference", "bundled"]) == 1
-    assert "engine: quantizer=checkpoint kv_format=native computed logits that are not" in capsys.readouterr().err
+    assert "engine eval: quantizer=checkpoint kv_format=native computed logits that are not" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from contextlib import nullcontext
 from typing import Any
 
-import aiohttp
 import pytest
-from tests.lab.ladder.fakes import FakeEngine, FakeServers
+from tests.lab.shared.fakes import FakeEngine, FakeServers
 
 from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_lab.bench import run
 from engine_lab.ladder import climb as climbing
-from engine_lab.ladder import requests
 from engine_lab.ladder.options import add_flags, options_of
 from engine_lab.ladder.record import load
 from engine_lab.ladder.requests import max_tokens, own_part_first
 from engine_lab.ladder.rungs import Form
-from engine_lab.ladder.servers import Refused, Servers
 
 RUNGS = ("--rung", "streaming: workload.stream=true", "--rung", "cap: workload.max_tokens=p99")
 RUNGS = (*RUNGS, "--rung", "static: workload.static_first=true engine=two")
@@ -33,7 +30,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(FakeServers, "engine", FakeEngine())
     monkeypatch.setattr(FakeServers, "kept", [])
     monkeypatch.setattr(climbing, "Servers", FakeServers)
-    monkeypatch.setattr(requests, "no_garbage_collection", nullcontext)  # it collects once a run
+    monkeypatch.setattr(run, "no_garbage_collection", nullcontext)  # it collects once a run
     return FakeServers.engine
 
 
@@ -178,19 +175,6 @@ def test_defaults_are_enough_for_a_ladder():
     options = options_of(parser.parse_args([]))
     assert len(options.rungs) == 8 and options.pairs == 10 and options.endpoint == "chat"
     assert json.loads(json.dumps(options.fixed())) == options.fixed()
-
-
-def test_an_engine_that_does_not_start_is_refused_with_its_own_words(tmp_path):
-    async def start() -> None:
-        async with aiohttp.ClientSession() as session:
-            servers = Servers(session, (), tmp_path)
-            try:
-                await servers.keep([(("quantizer=nonsense",), 0)])
-            finally:
-                await servers.close()
-
-    with pytest.raises(Refused, match="quantizer=nonsense: no such quantizer option"):
-        asyncio.run(start())
 
 
 @pytest.mark.slow

@@ -338,7 +338,9 @@ def test_a_measured_plan_is_answered_where_nothing_can_be_estimated(few_options,
     monkeypatch.setattr(planning, "probed", unknown)
     words = ("--calibration", calibration, "--requests", "10", "--workload", "in=32,out=8,rate=5")
     code, out, _ = shown(capsys, *words)
-    assert code == 0 and "--thorough compares overrides" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert code == 0 and "--thorough compares overrides" in said
+    assert "USD per hour of a device - none" in said, "no price was given: it is not unknown"
     code, out, _ = shown(capsys, *words, "--thorough")
     assert code == 0 and "no overrides are compared" in " ".join(out.split()) and "TTFT" in out
 

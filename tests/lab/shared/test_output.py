@@ -48,9 +48,10 @@ def test_trying_leaves_nothing_after(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_made_and_one_that_cannot_be_is_refused_with_its_flag(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused_with_its_flag_and_trying_leaves_nothing(tmp_path):
     check_folder(tmp_path / "a" / "b", "--out")
-    assert (tmp_path / "a" / "b").is_dir() and not list((tmp_path / "a" / "b").iterdir())
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"--out .*file: expected a folder that can be written to"):
-        check_folder(tmp_path / "file", "--out")
+    for folder in (tmp_path / "file", tmp_path / "file" / "b"):
+        with pytest.raises(ValueError, match=r"--out .*file.*: expected a folder that can be written to"):
+            check_folder(folder, "--out")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.ladder.fakes import FakeEngine, FakeServers
+from tests.lab.shared.fakes import FakeEngine, FakeServers
 
 from engine.cli.main import main
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
-from engine_lab.sweep import load as loading
+from engine_lab.bench import run
 from engine_lab.sweep import main as sweeping
 from engine_lab.sweep import order, quality
 from engine_lab.sweep.measure import Measure
@@ -28,7 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(FakeServers, "kept", [])
     monkeypatch.setattr(sweeping, "Servers", FakeServers)
     monkeypatch.setattr(order, "spec_of", lambda words, config_dirs: None)  # sizing takes longest
-    monkeypatch.setattr(loading, "no_garbage_collection", nullcontext)  # it collects once a run
+    monkeypatch.setattr(run, "no_garbage_collection", nullcontext)  # it collects once a run
     return FakeServers.engine
 
 
@@ -124,15 +124,17 @@ def test_a_server_that_fails_all_is_said_and_nothing_is_named(engine, tmp_path, 
         (("--budget", "15"), "'15': expected a time such as 90s, 15m or 2h"),
         (("--quality", "1%", "--no-quality"), "--quality and --no-quality exclude each other"),
         (("--trace", "/does/not/exist"), "/does/not/exist"),
+        (("--text", "/does/not/exist"), "--text /does/not/exist: expected a file of UTF-8 text"),
         (("drafter=nope,nada",), "no such drafter option"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_any_engine_starts(engine, tmp_path, capsys, words, complaint):
     try:
-        status = sweep(tmp_path, *words)
+        status = sweep(tmp_path / "folder", *words)
     except SystemExit as stopped:
         status = stopped.code
     assert status == USAGE and complaint in capsys.readouterr().err and FakeServers.kept == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -109,12 +109,15 @@ def test_without_a_grid_there_is_one_of_the_slots_that_the_overrides_leave_open(
     ("words", "complaint"),
     [
         (("--preset", "mine.yaml"), "expected DIR/preset/NAME.yaml"),
-        (("quantizer=nope",), "no such quantizer option"),
+        (("--preset", "{folder}/preset/x.yaml", "quantizer=nope"), "no such quantizer option"),
+        (("--trace", "/does/not/exist"), "/does/not/exist"),
         (("server.api_key=x",), "server.api_key: the engines of a sweep listen on loopback"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_is_measured(truth, tmp_path, capsys, words, complaint):
-    assert tune(tmp_path, *words) == USAGE and complaint in capsys.readouterr().err
+    words = [word.format(folder=tmp_path) for word in words]
+    assert tune(tmp_path / "folder", *words) == USAGE and complaint in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_slo_is_needed(tmp_path, capsys):

@@ -14,7 +14,8 @@ import pytest
 
 from engine.service.batches.lines import Line, unanswered_line
 from engine.service.batches.records import Batch
-from engine.service.batches.store import SLICE, DiskFull, InUse, Store, writing
+from engine.service.batches.store import SLICE, DiskFull, Store, writing
+from engine.service.database import InUse
 from engine.service.errors import ApiError
 
 KILLED = """

@@ -63,7 +63,7 @@ export function overviewScreen(history = new History()) {
       if (of !== history) return; // another engine or class was chosen
       said.hidden = true;
       showClasses();
-      figures.replaceChildren(...now(history, stats, machineUse(machine, stats.machine)));
+      figures.replaceChildren(...now(history, stats, machineUse(machine, stats.machine, stats.busy_from)));
       machine = stats.machine;
       summary.replaceChildren(...percentiles(rolling));
       slowest.show(requests);

@@ -19,7 +19,8 @@ from engine.service.admission import Admission
 from engine.service.batches.idle import Idle
 from engine.service.batches.records import WINDOW_S, Batch
 from engine.service.batches.runner import Answer, Runner
-from engine.service.batches.store import DATABASE, DiskFull, InUse, Store, new_id, now
+from engine.service.batches.store import DATABASE, DiskFull, Store, new_id, now
+from engine.service.database import InUse
 from engine.service.engines import EngineHandle
 from engine.service.errors import ApiError, bad_request
 from engine.service.keys import Caller

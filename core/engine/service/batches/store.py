@@ -7,7 +7,6 @@ So whatever ends the process, and whenever: what is in the database is all there
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import sqlite3
@@ -22,6 +21,7 @@ import msgspec
 
 from engine.service.batches.lines import Line, unanswered_line
 from engine.service.batches.records import OVER, Batch, File, Status
+from engine.service.database import open_alone
 from engine.service.errors import ApiError
 
 SCHEMA = """
@@ -38,10 +38,6 @@ SLICE = 500
 """Rows that are taken into memory at a time."""
 
 R = TypeVar("R", File, Batch)
-
-
-class InUse(Exception):
-    """Another process has the folder."""
 
 
 class DiskFull(Exception):
@@ -76,23 +72,11 @@ class Store:
     """Use on one thread at a time. What is given a ``tenant`` finds that one's alone."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder, if need be. Raises ``OSError``, :class:`InUse`, ``sqlite3.Error``."""
+        """Makes the folder, if need be. Raises as :func:`~engine.service.database.open_alone`."""
         self.folder = folder
         self._files = folder / "files"
         self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._db = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise InUse from None
-        except BaseException:
-            os.close(self._lock)
-            raise
+        self._db, self._lock = open_alone(folder, DATABASE, SCHEMA, "synchronous=FULL")
         self._sweep()
 
     def close(self) -> None:

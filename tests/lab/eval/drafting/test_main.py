@@ -151,13 +151,13 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_is_named_with_its_signal
     dying.chmod(0o755)
     engine_is(str(dying), monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
-    assert "engine: drafter=none: the engine ended by signal 9. It said nothing" in capsys.readouterr().err
+    assert "engine eval: drafter=none: the engine ended by signal 9. It said nothing" in capsys.readouterr().err
 
 
 def test_an_engine_that_dies_is_named_and_is_exit_code_1(prompts, monkeypatch, capsys):
     engine_is("/bin/false", monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
-    assert "engine: drafter=none: the engine ended with status 1. It said nothing" in capsys.readouterr().err
+    assert "engine eval: drafter=none: the engine ended with status 1. It said nothing" in capsys.readouterr().err
 
 
 HANGS = """#!/bin/sh
@@ -180,7 +180,7 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     monkeypatch.setattr(turns, "PATIENCE_S", 0.1)  # the other engine, which hangs too, is closed
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "2"]) == 1
     shown = capsys.readouterr().err
-    assert f"engine: drafter=none: the engine {says} within 2 s and was ended; --timeout SECONDS allows" in shown
+    assert f"engine eval: drafter=none: the engine {says} within 2 s and was ended; --timeout SECONDS allows" in shown
     assert "more. where it hangs" in shown and "Traceback" not in shown
 
 

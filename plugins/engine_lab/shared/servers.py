@@ -1,4 +1,4 @@
-"""Engines as child processes on loopback."""
+"""Engines as child processes on loopback, and what they take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import aiohttp
 
-from engine_lab.ladder.rungs import Words
-
+Words = tuple[str, ...]
+"""Overrides of an engine's configuration."""
 Key = tuple[Words, int]
 """An engine's overrides, and which of several with the same ones it is."""
 START_S = 600.0
@@ -96,6 +97,27 @@ class Servers:
     async def close(self) -> None:
         for key in list(self._running):
             await self._stop(key)
+
+
+def facts_of(answer: dict[str, Any]) -> dict[str, float | None]:
+    """What ``/engine/plan`` says an engine takes, in bytes, and how many KV tokens it keeps."""
+    engine = answer["engine"]
+    return {
+        "weights_bytes": engine["weights_bytes"],
+        "kv_bytes": engine["kv_bytes"],
+        "kv_tokens": engine["kv_tokens"],
+        "planned_bytes": engine["ledger"]["total_bytes"] if engine["ledger"] else None,
+        "resident_bytes": None if engine.get("host") else resident_bytes(engine["pid"]),
+    }
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory of a process; ``None`` where the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), None)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

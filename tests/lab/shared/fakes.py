@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from engine_lab.ladder.servers import Key, Refused
+from engine_lab.shared.servers import Key, Refused
 
 TIMINGS = {"drafted_tokens": 0, "accepted_tokens": 0, "draft_chains": 0, "draft_ms": 0.0, "decode_ms": 0.01}
 PLAN = {
