@@ -16,7 +16,7 @@ from engine.http.incoming import owner_of, state_of
 from engine.http.paging import limit_of, page
 from engine.service.batches.batches import Batches, disk_full
 from engine.service.batches.records import File
-from engine.service.batches.store import DiskFull, Store, writing
+from engine.service.batches.store import MOST_FILES, DiskFull, Store, writing
 from engine.service.errors import bad_request
 
 PART_S = 30.0
@@ -62,6 +62,9 @@ async def upload(http: web.Request) -> web.StreamResponse:
         # Others of this tenant may have come to their end meanwhile.
         if store.bytes_of(tenant) + path.stat().st_size > batches.settings.total_bytes:
             raise _too_many(batches)
+        if not store.has_room(tenant):
+            message = f"There are {MOST_FILES} files, as many as may be; delete some."
+            raise HttpError(413, message, code="files_too_large")
         return store.take(path, tenant, filename)
 
     try:
