@@ -94,7 +94,7 @@ async def test_one_client_leaves_calls_for_others(tmp_path: Path) -> None:
         await until(lambda: not transport.calls.num_open)
         await health.Check(HealthCheckRequest())
         generate = server.channel.stream_stream(GENERATE)
-        held = [generate(metadata=key("ann")) for _ in range(1 + calls.SPARE_CALLS)]  # they send nothing
+        held = [generate(metadata=key("ann")) for _ in range(2 + calls.SPARE_CALLS)]  # they send nothing
         await until(lambda: transport.calls.num_open == len(held))
         refused = await server.refused(server.stub.Generate(request(), metadata=key("bob")))  # the same tenant's
         assert refused[2]["error-code"] == "many_calls"

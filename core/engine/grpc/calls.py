@@ -34,8 +34,8 @@ READ_S = 30.0
 MOST_READ = 16
 """Messages of one client that are read at a time: each may have ``server.max_body_bytes``."""
 SPARE_CALLS = 64
-"""One client may have ``server.max_queue + SPARE_CALLS`` calls open: the rest is for others."""
-MOST_KEYLESS = 16
+"""One client may have ``2 * server.max_queue + SPARE_CALLS`` calls open: the rest is for others."""
+MOST_KEYLESS = 32
 """Calls of one address that need no key, at a time: they may go on for as long as they like."""
 WRITE_S = 60.0
 """A client that reads nothing for so long is cut off."""
@@ -168,7 +168,7 @@ class Calls:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._open: set[Call] = set()
-        self._most = backend.settings.max_queue + SPARE_CALLS
+        self._most = 2 * backend.settings.max_queue + SPARE_CALLS
         self._held: Counter[tuple[str, bool]] = Counter()
         """Open calls by client, those that need no key apart."""
         self._turns = Turns()

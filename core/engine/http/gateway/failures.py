@@ -15,7 +15,7 @@ Failure = ApiError | web.Response
 """An error of the gateway, or what a target answered."""
 
 
-ANSWERS = frozenset({"choices", "output", "content", "message", "response"})
+ANSWERS = frozenset({"choices", "output", "content", "done"})
 """What a whole answer has one of, by its API."""
 
 
