@@ -7,9 +7,14 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc import StatusCode
 from grpc.aio import insecure_channel
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from engine.grpc import calls
@@ -67,6 +72,43 @@ async def test_the_key_is_looked_at_before_anything_of_the_message() -> None:
     async with running(api_key="main") as server:
         call = server.channel.stream_stream(GENERATE)()  # sends nothing, and does not say so
         assert (await server.refused(call))[0] == "UNAUTHENTICATED"
+
+
+@in_loop
+async def test_one_client_leaves_calls_for_others(tmp_path: Path) -> None:
+    async with running(keys=written(tmp_path, ENTRIES), max_queue=1) as server:
+        health, reflecting = HealthStub(server.channel), ServerReflectionStub(server.channel)
+        held = [health.Watch(HealthCheckRequest()) for _ in range(calls.MOST_KEYLESS - 1)]
+        for watch in held:
+            await watch.read()
+        asked = reflecting.ServerReflectionInfo()
+        await asked.write(ServerReflectionRequest(list_services=""))
+        assert await asked.read() is not grpc.aio.EOF
+        for further in (reflecting.ServerReflectionInfo(), health.Check(HealthCheckRequest())):
+            assert (await server.refused(further))[0] == "RESOURCE_EXHAUSTED"
+        assert len(tokens_of(await server.generate(key("eve")))) == 12
+        asked.cancel()
+        for watch in held:
+            watch.cancel()
+        (transport,) = server.server.transports
+        await until(lambda: not transport.calls.num_open)
+        await health.Check(HealthCheckRequest())
+        generate = server.channel.stream_stream(GENERATE)
+        held = [generate(metadata=key("ann")) for _ in range(2 + calls.SPARE_CALLS)]  # they send nothing
+        await until(lambda: transport.calls.num_open == len(held))
+        refused = await server.refused(server.stub.Generate(request(), metadata=key("bob")))  # the same tenant's
+        assert refused[2]["error-code"] == "many_calls"
+        assert len(tokens_of(await server.generate(key("eve")))) == 12
+        for call in held:
+            call.cancel()
+
+
+@in_loop
+async def test_parameters_that_take_long_to_look_at_are_refused() -> None:
+    async with running() as server:
+        for params in ({"stop": ["abc"] * 60_000}, {"logit_bias": dict.fromkeys(range(40_000), 1.0)}):
+            _, words, more = await server.refused(server.stub.Generate(request(**params)))
+            assert more["error-param"] == "sampling_params" and "expected at most" in words
 
 
 @in_loop

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from engine.assembly.errors import AssemblyError
 from engine.service import keys
@@ -82,8 +83,12 @@ def test_a_change_is_taken_and_a_broken_one_is_not(tmp_path: Path, monkeypatch: 
     assert found.find("bb") is not None
     written(tmp_path, "- [")
     assert found.find("bb") is not None
-    (tmp_path / "keys.yaml").unlink()
+    written(tmp_path, "[" * 5000)
     assert found.find("bb") is not None
+    (tmp_path / "keys.yaml").unlink()
+    with capture_logs() as said:
+        assert found.find("bb") is not None and found.find("bb") is not None
+    assert [line["error"] for line in said] == ["No such file or directory"], "what is known is not said again"
     written(tmp_path, [entry("bb", max_sequences=3)])
     assert found.find("a") is None, "a key that was taken out is nobody's"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,10 @@ READ_S = 30.0
 """How long the message of a call may take to arrive."""
 MOST_READ = 16
 """Messages of one client that are read at a time: each may have ``server.max_body_bytes``."""
+SPARE_CALLS = 64
+"""One client may have ``2 * server.max_queue + SPARE_CALLS`` calls open: the rest is for others."""
+MOST_KEYLESS = 32
+"""Calls of one address that need no key, at a time: they may go on for as long as they like."""
 WRITE_S = 60.0
 """A client that reads nothing for so long is cut off."""
 LOOK_S = 5.0
@@ -164,6 +168,9 @@ class Calls:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._open: set[Call] = set()
+        self._most = 2 * backend.settings.max_queue + SPARE_CALLS
+        self._held: Counter[tuple[str, bool]] = Counter()
+        """Open calls by client, those that need no key apart."""
         self._turns = Turns()
         self._looking: asyncio.Task[None] | None = None
 
@@ -187,6 +194,20 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(
             serve, method.message.FromString, lambda answer: answer.SerializeToString()
         )
+
+    @contextmanager
+    def place(self, client: str, *, keyless: bool) -> Iterator[None]:
+        """One of those that a client may have. Raises :class:`GrpcError`."""
+        who, most = (client, keyless), MOST_KEYLESS if keyless else self._most
+        if self._held[who] >= most:
+            raise GrpcError(StatusCode.RESOURCE_EXHAUSTED, f"{most} calls of this client are open.", code="many_calls")
+        self._held[who] += 1
+        try:
+            yield
+        finally:
+            self._held[who] -= 1
+            if not self._held[who]:
+                del self._held[who]
 
     def abort(self, owner: str, names: set[str]) -> int:
         """End the requests of ``owner`` that have these names; returns how many there were."""
@@ -223,7 +244,8 @@ class Calls:
         try:
             async with timer:
                 self._authorise(method, call)
-                await method.serve(call)
+                with self.place(call.client, keyless=method.access == "open"):
+                    await method.serve(call)
             return None
         except ApiError as error:
             if method.access == "key" and _is_refusal(error):

@@ -19,6 +19,8 @@ from engine.service.validation import too_long
 NO_LIMIT = 2**31
 """``top_k`` from here on is -1 as an unsigned number, or another one that limits nothing."""
 LARGEST = 2**31 - 1
+MOST_BYTES = 256 * 1024
+"""Of ``sampling_params``: what is in them is looked at here while nothing else happens."""
 AS_THEY_ARE = ("min_p", "frequency_penalty", "presence_penalty", "ignore_eos", "include_stop_str_in_output")
 WHERE_GIVEN = ("temperature", "seed", "logprobs", "prompt_logprobs")
 """Fields that know whether they were."""
@@ -31,6 +33,8 @@ def options_of(request: Any, engine: EngineHandle) -> GenerateOptions:
     """What a ``GenerateRequest`` says beside its prompt. Raises :class:`ApiError`."""
     _refuse_others(request)
     params = request.sampling_params
+    if (size := params.ByteSize()) > MOST_BYTES:
+        raise bad_request(f"sampling_params has {size} bytes, expected at most {MOST_BYTES}.", "sampling_params")
     fields: dict[str, Any] = {name: getattr(params, name) for name in AS_THEY_ARE if getattr(params, name)}
     fields |= {name: getattr(params, name) for name in WHERE_GIVEN if params.HasField(name)}
     fields |= {name: getattr(params, name) for name in UNSET_AT_ZERO if getattr(params, name)}

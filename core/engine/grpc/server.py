@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from engine.contracts.config import GrpcSettings, ServerSettings
 from engine.grpc import health, vllm_engine
-from engine.grpc.calls import Calls, Method
+from engine.grpc.calls import SPARE_CALLS, Calls, Method
+from engine.grpc.errors import GrpcError
 from engine.grpc.health import Health
+from engine.grpc.peers import address_of
 from engine.grpc.vllm_engine import VllmEngine
+from engine.service.keys import client_name
 from engine.service.transport import Backend, CannotListen
 
 CALLS_PER_PLACE = 4
-SPARE_CALLS = 64
 """At most ``CALLS_PER_PLACE * server.max_queue + SPARE_CALLS`` calls are open; one more is refused unread. Those beyond
 ``server.max_queue`` are told so, with when to try again."""
 MOST_CONNECTIONS = 1024
@@ -28,6 +32,23 @@ IDLE_S = 600
 """A connection without calls is closed after so long; clients open another one by themselves."""
 PING_S, PING_ANSWER_S = 60, 20
 """A connection that is silent for so long is asked whether it still is one."""
+
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
+    """The library's, for as many calls of one address as all methods without a key."""
+
+    def __init__(self, names: Sequence[str], calls: Calls) -> None:
+        super().__init__(names)
+        self._calls = calls
+
+    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            with self._calls.place(client_name(None, address_of(context.peer())), keyless=True):
+                async for answer in super().ServerReflectionInfo(requests, context):
+                    yield answer
+        except GrpcError as error:
+            context.set_code(error.status)
+            context.set_details(error.message)
 
 
 class GrpcServer:
@@ -42,7 +63,8 @@ class GrpcServer:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         self._add(vllm_engine.NAME, VllmEngine(self.calls).methods())
         self._add(health.NAME, Health(backend, (vllm_engine.NAME,)).methods())
-        reflection.enable_server_reflection((vllm_engine.NAME, health.NAME, reflection.SERVICE_NAME), self._server)
+        names = (vllm_engine.NAME, health.NAME, reflection.SERVICE_NAME)
+        add_ServerReflectionServicer_to_server(Reflection(names, self.calls), self._server)
         self.address = ""
 
     async def start(self) -> None:

@@ -82,7 +82,7 @@ class Format(ABC):
 class ChunkFormat(Format):
     """Answers that are objects with ``choices``, and streams of chunks that look like them."""
 
-    whole_stream = re.compile(rb'\ndata: ?(?:\[DONE\]|\{"error")')
+    whole_stream = re.compile(rb'\ndata: ?(?:\[DONE\]|\{\s*"error"\s*:\s*[{"])')
     whole_kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 

@@ -33,7 +33,7 @@ class OllamaFormat(BlockFormat):
 
     stream_type = LINES
     gap = b"\n"
-    whole_stream = re.compile(rb'"done": ?true|\n\{"error"')
+    whole_stream = re.compile(rb'"done": ?true|\n\{\s*"error"\s*:\s*[{"]')
 
     @classmethod
     def at_once(cls, model: str, options: GenerationRequest) -> bytes | None:

@@ -186,5 +186,6 @@ def _names(text: str) -> tuple[set[str], set[str]]:
     if text.isupper():
         return set(), set()
     acronyms = {word.lower() for word in words if len(word) > 1 and word.isupper()}
+    acronyms |= {unit.lower() for unit in re.findall(r"\d\s?([A-Z])\b", text)}  # 5M are not 5m
     names = {word.lower() for word in words[1:] if word[:1].isupper()}
     return names, acronyms | (names & {"a"})  # vitamin A

@@ -361,7 +361,7 @@ def request_bytes(method: str, path: str, body: Any, *lines: str) -> bytes:
 def outcome(path: str, status: int, headers: dict[str, str], body: bytes) -> Outcome:
     if not headers.get("content-type", "").startswith(("text/event-stream", NDJSON)):
         found = json.loads(body)
-        if status != 200 or "error" in found:
+        if status != 200 or found.get("error"):
             return Outcome("error", [], status, headers, body)
         return Outcome("answer", _text_of(path, found).split(), status, headers, body)
     kind: Literal["answer", "error", "truncated"] = "truncated"
@@ -376,7 +376,7 @@ def outcome(path: str, status: int, headers: dict[str, str], body: bytes) -> Out
             found = json.loads(data)
         except ValueError:
             continue  # a careful client leaves it out
-        if "error" in found or found.get("type") == "error":
+        if found.get("error") or found.get("type") == "error":
             kind = "error"
         elif path == CHAT:
             for choice in found.get("choices", ()):

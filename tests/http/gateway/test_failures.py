@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from engine.http.errors import status_of
-from engine.http.gateway.failures import code_of, is_object, nobody, refused_key, timed_out, words_for
+from engine.http.gateway.failures import code_of, is_error, is_object, nobody, refused_key, timed_out, words_for
 from engine.service.targets import Target
 
 
@@ -55,6 +55,22 @@ def test_each_time_limit_has_a_code(why: str, code: str) -> None:
 )
 def test_bodies_may_be_anything(data: bytes, code: str | None, fits: bool) -> None:
     assert code_of(data) == code and is_object(data) is fits
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"error": "no"}', True),
+        (b'{"type": "error", "error": {"message": "no"}}', True),
+        (b'{"message": "no", "error": {}}', True),
+        (b'{"error": null}', False),
+        (b'{"error": {"message": "content filter"}, "choices": []}', False),
+        (b'{"id": "resp_1", "status": "failed", "error": {"code": "c"}, "output": []}', False),
+        (b'[{"error": "no"}]', False),
+    ],
+)
+def test_an_error_with_a_part_of_an_answer_is_an_answer(data: bytes, says: bool) -> None:
+    assert is_error(data) is says
 
 
 def test_the_log_has_a_status_or_what_the_client_is_told() -> None:

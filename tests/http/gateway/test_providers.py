@@ -402,21 +402,40 @@ async def test_a_body_that_is_too_large_for_one_provider_is_tried_at_the_next() 
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("indent", [None, 2])
 @in_loop
-async def test_a_200_with_an_error_is_left_for_another(stream: bool) -> None:
+async def test_a_200_with_an_error_is_left_for_another(stream: bool, indent: int | None) -> None:
     async def fails(exchange: Exchange) -> None:
-        error = {"error": {"message": "no", "code": 502}}
+        error = json.dumps({"error": {"message": "no", "code": 502}}, indent=indent)
         if exchange.asked.streams:
-            await exchange.reply(200, event(error), SSE)
+            await exchange.reply(200, f"data: {' '.join(error.split())}\n\n".encode(), SSE)
         else:
-            await exchange.reply(200, json.dumps(error).encode())
+            await exchange.reply(200, error.encode())
 
     p, q = Backend("p", then=fails), Backend("q")
     async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
         assert (await client.ask(stream=stream)).words == q.words
     async with with_providers(of={"p": (p, THEIRS)}) as client:
-        assert (await client.ask(stream=stream)).kind == "error"
+        outcome = await client.ask(stream=stream)
+        assert (outcome.kind, outcome.status) == ("error", 200 if stream else 502)
         assert await client.counted(REQUESTS) == {"p": {"502": 1}}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@in_loop
+async def test_an_error_that_is_null_is_none(stream: bool) -> None:
+    async def says_null(exchange: Exchange) -> None:
+        if not exchange.asked.streams:
+            return await exchange.reply(200, b'{"error":null,' + exchange.whole[1:])
+        await exchange.begin()
+        await exchange.pieces(*[piece.replace(b"data: {", b'data: {"error":null,') for piece in exchange.stream[:2]])
+        await exchange.end()  # too soon
+
+    p, q = Backend("p", then=says_null), Backend("q")
+    async with with_providers(of={"p": (p, THEIRS), "q": (q, THEIRS)}) as client:
+        await client.ask(stream=stream)
+        assert not q.asked
+        assert (await client.counted(REQUESTS))["p"] == {"502" if stream else "200": 1}
 
 
 @pytest.mark.parametrize("status", [101, 204, 206, 302, 304, 600, 999])

@@ -73,6 +73,8 @@ async def test_a_file_is_listed_read_and_deleted(tmp_path: Path) -> None:
             "unknown_parameter",
         ),
         (gzip.compress(form((PURPOSE, b"batch"), (FILE, b"x"))), COMPRESSED, 415, "unsupported_encoding"),
+        (form(*[(PURPOSE, b"batch")] * 100, (FILE, b"x")), MULTIPART, 400, None),
+        (b"\r\n" * 300 + form((PURPOSE, b"batch"), (FILE, b"x")), MULTIPART, 400, None),
         (b"no form at all", MULTIPART, 400, None),
         (b"", "Content-Type: multipart/form-data", 400, None),
         (b"{}", "Content-Type: application/json", 415, "unsupported_media_type"),

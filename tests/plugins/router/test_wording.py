@@ -45,6 +45,8 @@ def _refused(pair) -> bool:
         ("What is 5!?", "What is 5?"),
         ("What is 5-3?", "What is 5 3?"),
         ("vitamin a deficiency?", "vitamin deficiency?"),
+        ("How far is 5M?", "How far is 5m?"),
+        ("How warm is 300 K?", "How warm is 300 k?"),
         ("a joke", "a joke?"),
         ("What is C?", "What is C++?"),
         ("What is .net?", "What is net?"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.service.batches import store as store_module
 from engine.service.batches.lines import Line, unanswered_line
 from engine.service.batches.records import Batch
 from engine.service.batches.store import SLICE, DiskFull, Store, writing
@@ -169,4 +170,21 @@ def test_lines_that_nobody_answers_are_given_up_slice_by_slice_and_each_is_count
         found = store.batch("b", "t")
         counted.append((found.completed, found.failed))
     assert counted == [(1, SLICE + 1), (1, 2 * SLICE + 1), (1, 2 * SLICE + 2)]
+    store.close()
+
+
+def test_what_a_tenant_keeps_has_a_limit_in_number_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MOST_FILES", 4)
+    monkeypatch.setattr(store_module, "MOST_OVER", 2)
+    store = Store(tmp_path)
+    for name in ("a", "b", "c"):
+        batch(store, 0, name)
+        assert store.has_room("t")
+        store.cancel(name, "t")
+        store.finish(name)
+    batch(store, 1, "d")
+    assert not store.has_room("t") and store.has_room("another")
+    assert [each.id for each in store.batches("t", None, 9)] == ["d", "c", "b"]
+    store.save([("a", 1, True, b"late"), ("d", 1, True, b"in time")])  # a is forgotten
+    assert store.batch("d", "t").completed == 1
     store.close()

@@ -15,6 +15,10 @@ Failure = ApiError | web.Response
 """An error of the gateway, or what a target answered."""
 
 
+ANSWERS = frozenset({"choices", "output", "content", "done"})
+"""What a whole answer has one of, by its API."""
+
+
 class Elsewhere(Exception):
     """A target has not begun with the answer, and another one may."""
 
@@ -34,11 +38,20 @@ def body_of(response: web.Response) -> bytes:
 
 def is_object(data: bytes) -> bool:
     """Whether that is a JSON object."""
+    return _fields(data) is not None
+
+
+def is_error(data: bytes) -> bool:
+    """Whether that is a JSON object with an error and nothing of an answer."""
+    found = _fields(data) or {}
+    return bytes(found.get("error", b"null")) != b"null" and not ANSWERS & found.keys()
+
+
+def _fields(data: bytes) -> dict[str, msgspec.Raw] | None:
     try:
-        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def code_of(data: bytes) -> object:

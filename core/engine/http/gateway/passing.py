@@ -45,8 +45,8 @@ TOO_LONG = "context_length_exceeded"
 PASSED_ON = ("Content-Type", "Retry-After", "Content-Encoding", "Vary")
 TAIL_BYTES = 64
 """More than the longest mark of a stream's end."""
-REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{"error")')
-"""What an answer begins with that is an error and nothing else."""
+REFUSAL = re.compile(rb'(?::[^\n]*\n|\r?\n)*(?:event: ?error\n|(?:data: ?)?\{\s*"error"\s*:\s*[{"])')
+"""What a stream begins with that is an error and nothing else."""
 
 log = structlog.get_logger("engine.gateway")
 
@@ -238,7 +238,7 @@ class Passing:
                 raise Elsewhere(whole)
             if reply.status == 200 and (target.provider if coding != "identity" else not failures.is_object(data)):
                 raise NoAnswer(f"no JSON object ({coding})")
-            if reply.status == 200 and REFUSAL.match(data):
+            if reply.status == 200 and failures.is_error(data):
                 return await self._refused(whole, target)
         if target.provider is not None and reply.status == 200:
             self._usage = usage_of(data)
@@ -350,6 +350,8 @@ class Passing:
             self._status = self._status or 502
         if self._response is None:
             if isinstance(failure, web.Response):
+                if not self._asked.stream and failure.status == 200:  # clients go by the status
+                    failure.set_status(self._status)
                 return failure
             raise failure
         return await self._ended(b"" if self._is_whole else self._ending(failure))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from engine.http.bodies import check_encoding, json_response
@@ -16,13 +16,33 @@ from engine.http.incoming import owner_of, state_of
 from engine.http.paging import limit_of, page
 from engine.service.batches.batches import Batches, disk_full
 from engine.service.batches.records import File
-from engine.service.batches.store import DiskFull, Store, writing
+from engine.service.batches.store import MOST_FILES, DiskFull, Store, writing
 from engine.service.errors import bad_request
 
 PART_S = 30.0
 """How long an upload may send nothing."""
 BUFFER_BYTES = 1024 * 1024
 MOST_FIELD_BYTES = 4096
+MOST_LINES = 200
+"""Of a form without its file: reading lines that are there holds up everything else."""
+
+
+class Lines:
+    """The content of a request, of which at most :data:`MOST_LINES` lines can be read."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._left = MOST_LINES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        """Raises ``ValueError`` for one line too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"it has more than {MOST_LINES} lines beside its file")
+        return await self._content.readline(max_line_length=max_line_length)
 
 
 async def upload(http: web.Request) -> web.StreamResponse:
@@ -42,6 +62,9 @@ async def upload(http: web.Request) -> web.StreamResponse:
         # Others of this tenant may have come to their end meanwhile.
         if store.bytes_of(tenant) + path.stat().st_size > batches.settings.total_bytes:
             raise _too_many(batches)
+        if not store.has_room(tenant):
+            message = f"There are {MOST_FILES} files, as many as may be; delete some."
+            raise HttpError(413, message, code="files_too_large")
         return store.take(path, tenant, filename)
 
     try:
@@ -60,7 +83,7 @@ async def _receive(http: web.Request, batches: Batches, tenant: str, path: Path)
     """Write the file; its name and purpose."""
     filename, fields = None, dict[str, str]()
     try:
-        form = await http.multipart()
+        form = MultipartReader(http.headers, cast(StreamReader, Lines(http.content)))
         while (part := await _next(form)) is not None:
             if not isinstance(part, BodyPartReader):
                 raise bad_request("A part of the form has parts itself.")

@@ -34,6 +34,10 @@ CREATE TABLE IF NOT EXISTS results (batch TEXT, number INTEGER, is_ok INTEGER, l
 DATABASE = "batches.db"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Nothing can be written now."""
+MOST_FILES = 10_000
+"""Of a tenant: an empty one takes room, too."""
+MOST_OVER = 1_000
+"""Batches of a tenant that are over: the oldest are forgotten, their files are not."""
 SLICE = 500
 """Rows that are taken into memory at a time."""
 
@@ -119,6 +123,11 @@ class Store:
         (size,) = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ?", [tenant]).fetchone()
         return int(size)
 
+    def has_room(self, tenant: str) -> bool:
+        """Whether a tenant may have a further file."""
+        (count,) = self._db.execute("SELECT count(*) FROM files WHERE tenant = ?", [tenant]).fetchone()
+        return int(count) < MOST_FILES
+
     def forget(self, name: str, tenant: str) -> None:
         """Raises :class:`ApiError` ``not_found``, ``conflict`` for the file of a batch that is not over."""
         self.file(name, tenant)
@@ -134,6 +143,10 @@ class Store:
         with self._transaction():
             self._db.execute("INSERT INTO batches VALUES (?, ?, '', '')", [batch.id, batch.tenant])
             self._put(batch)
+            over = (
+                f"SELECT rowid FROM batches WHERE tenant = ? AND status IN {OVER} ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+            )
+            self._db.execute(f"DELETE FROM batches WHERE rowid IN ({over})", [batch.tenant, MOST_OVER])
 
     def batches(self, tenant: str, after: str | None, limit: int) -> list[Batch]:
         """As :meth:`files`, the latest first."""
@@ -200,7 +213,7 @@ class Store:
                 query = """INSERT OR IGNORE INTO results SELECT batch, number, ?, ? FROM lines
                     WHERE batch = ? AND number = ?"""
                 counted[name, is_ok] += self._db.execute(query, [is_ok, line, name, number]).rowcount
-            for name in {name for name, _ in counted}:
+            for name in {name for (name, _), count in counted.items() if count}:
                 batch = self._get(name)
                 completed, failed = batch.completed + counted[name, True], batch.failed + counted[name, False]
                 self._put(msgspec.structs.replace(batch, completed=completed, failed=failed))
