@@ -46,6 +46,8 @@ UNFINISHED_S = 600.0
 """A file that has not been written to for so long will not be finished: its process was killed."""
 LOOK_S = 0.05
 """How long the loop waits until a file system says whether a file is there: what takes longer is a miss."""
+MOST_LOOKS_S = 0.25
+"""That it waits in all from one :meth:`DiskStore.poll` to the next."""
 PAUSE_S = 30.0
 """Nothing is written for so long after a write has failed."""
 SLACK = 0.05
@@ -126,6 +128,8 @@ class DiskStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="kv-look")
         self._look: Future[os.stat_result] | None = None
+        self._looked_s = 0.0
+        """Spent on looking since the last poll."""
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._layout, self._wake = layout, wake
@@ -147,13 +151,16 @@ class DiskStore:
 
     def _found(self, each: RecordId) -> bool:
         """Whether another engine has written it. While the file system hangs, nobody waits for it."""
-        if self._clearing or (self._look is not None and not self._look.done()):
+        if self._clearing or self._looked_s >= MOST_LOOKS_S or (self._look is not None and not self._look.done()):
             return False
+        begun_s = time.monotonic()
         self._look = self._looker.submit(status_of, file_of(self._folder, each))
         try:
             status = self._look.result(LOOK_S)
         except OSError:  # not there, or not known in time
             return False
+        finally:
+            self._looked_s += time.monotonic() - begun_s
         if not stat.S_ISREG(status.st_mode):
             return False
         with self._lock:
@@ -357,6 +364,7 @@ class DiskStore:
         return number
 
     def poll(self) -> Sequence[tuple[int, int]]:
+        self._looked_s = 0.0
         found = []
         with suppress(Empty):
             while True:

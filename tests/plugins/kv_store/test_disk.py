@@ -465,6 +465,24 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
     again.close(1.0)
 
 
+def test_the_loop_waits_for_a_slow_file_system_no_longer_however_much_it_is_asked_for(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, store, looks, look = ids_of(200), suite.staged(), list[Path](), disk.status_of
+
+    def slow(file: Path) -> os.stat_result:
+        looks.append(file)
+        time.sleep(0.02)
+        return look(file)
+
+    monkeypatch.setattr(disk, "status_of", slow)
+    for again in range(1, 3):
+        assert num_found(store, ids) == 0
+        assert again <= len(looks) <= again * (disk.MOST_LOOKS_S / 0.02 + 1)
+        store.poll()
+    store.close(1.0)
+
+
 def test_the_loop_waits_for_no_file_system(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers nothing until the end of the test."""
     ids, store, answers, done = ids_of(8), suite.staged(), threading.Event(), threading.Event()
