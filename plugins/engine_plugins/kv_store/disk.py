@@ -246,9 +246,11 @@ class DiskStore:
                 try:
                     self._keep(each, record, generation)
                 except OSError as error:
-                    if error.errno not in FULL:
+                    if error.errno in FULL:
+                        self._evict(max(2 * len(record), int(SLACK * self._taken)))
+                    elif error.errno != errno.ENOENT:
                         raise
-                    self._evict(max(2 * len(record), int(SLACK * self._taken)))
+                    self._make_folder()  # which somebody may have cleared just now
                     self._keep(each, record, generation)
                 self._make_room()
         except OSError as error:

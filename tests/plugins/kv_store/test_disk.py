@@ -348,6 +348,20 @@ def test_a_folder_that_was_removed_is_made_again(suite: Suite) -> None:
     store.close(1.0)
 
 
+def test_a_folder_that_is_removed_during_a_write_is_made_again(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store, replace = ids_of(2), suite.staged(), os.replace
+
+    def remove_first(new: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        shutil.rmtree(suite.folder)
+        replace(new, target)
+
+    monkeypatch.setattr(os, "replace", remove_first)
+    suite.written(store, ids)
+    assert suite.read(store, ids) == [record_of(each) for each in ids] and store.usage().faults == 0
+    store.close(1.0)
+
+
 def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, store, found = ids_of(4), suite.staged(), disk.record_files
     suite.written(store, ids)
