@@ -27,6 +27,7 @@ from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
 from engine_plugins.kv_store.record_files import (
     ABOUT,
+    CLEARING,
     NAMESPACE,
     UNFINISHED,
     About,
@@ -137,6 +138,8 @@ class DiskStore:
         if self._folder.is_symlink():  # what lies behind it would be neither counted nor removed
             raise ValueError(f"kv_store.disk.path={self._root}: {self._folder} is a link, expected a folder; remove it")
         self._scan()
+        if os.path.lexists(self._folder / CLEARING):  # its engine was killed before all were gone
+            self.clear()
         self._tidy()
         try:
             self._make_folder()
@@ -403,13 +406,18 @@ class DiskStore:
         self._writer.submit(self._remove_all)
 
     def _remove_all(self) -> None:
-        gone = True
+        gone, mark = True, self._folder / CLEARING
+        with suppress(OSError):  # as where nothing was written yet
+            mark.touch(0o600)
         for file, _ in record_files(self._root, self._folder.name):
             if not file.name.startswith(UNFINISHED):  # which another engine may be writing
                 try:
                     file.unlink(missing_ok=True)
                 except OSError:
                     gone = False
+        if gone:
+            with suppress(OSError):
+                mark.unlink()
         with self._lock:
             self._clearing -= gone
 
@@ -437,6 +445,7 @@ def remove_empty(folder: Path) -> None:
     for below in folder.iterdir():
         with suppress(OSError):
             below.rmdir()
-    if [*folder.iterdir()] in ([], [folder / ABOUT]):
-        (folder / ABOUT).unlink(missing_ok=True)
+    if {*folder.iterdir()} <= {folder / ABOUT, folder / CLEARING}:
+        for name in (ABOUT, CLEARING):
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()

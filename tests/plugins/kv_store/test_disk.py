@@ -390,10 +390,28 @@ def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, mo
         patch.setattr(Path, "unlink", read_only)
         store.clear()
         store._writer.submit(store._scan).result(LONGEST_S)
-    assert num_found(store, ids) == 0 and len(files(suite.folder)) == 4
+    assert num_found(store, ids) == 0 and len([*suite.folder.rglob("*-[01]")]) == 4
     suite.written(store, ids[:2])
     assert num_found(store, ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
     store.close(1.0)
+
+
+def test_a_clear_whose_engine_was_killed_is_finished_by_the_next(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to forget may be wrong."""
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def killed(*args: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "record_files", killed)
+        store.clear()
+        store.close(LONGEST_S)
+    again = suite.staged()
+    assert num_found(again, ids) == 0 and again.usage().records == 0
+    again.close(LONGEST_S)
+    assert files(suite.folder) == []
 
 
 def test_files_that_cannot_be_opened_now_are_not_removed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
