@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from engine.native.folder import unusable
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS turns (name TEXT PRIMARY KEY, before TEXT, user TEXT, salt TEXT, owner TEXT, until REAL,
     response BLOB, items BLOB, outputs BLOB);
@@ -50,8 +52,10 @@ class ResponseRows:
     """Whoever has the folder open has it alone. :meth:`close` waits for what is still being written."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder, if need be, for this user alone. Raises ``OSError``, :class:`InUse`, ``sqlite3.Error``."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Makes the folder, if need be, for this user alone. Raises ``OSError``, also where others can write to it or
+        put another in its place, :class:`InUse`, ``sqlite3.Error``."""
+        if reason := unusable(folder):
+            raise PermissionError(reason)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
