@@ -147,13 +147,8 @@ def _finish(
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
     rank.status.doing = ""
-    return Engine(
-        core,
-        _describe(rank, ranks, notes, namespace, identity_of(plan, namespace, files)),
-        bound,
-        rank.model.expert_load,
-        rank.grammars,
-    )
+    info = _describe(rank, ranks, notes, namespace, identity_of(plan, namespace, files))
+    return Engine(core, info, bound, rank.model.expert_load, rank.grammars)
 
 
 def _describe(

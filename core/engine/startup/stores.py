@@ -48,9 +48,9 @@ def namespace_of(plan: EnginePlan, bound: BoundEngine, files: Sequence[FileState
 
 
 def _drafter_folder(plan: EnginePlan, bound: BoundEngine) -> Path | None:
-    """Where a drafter's weights are, if not in the model's folder."""
+    """Where the weights of a drafter are whose keys outlive this process, if not in the model's folder."""
     path = plan.drafter.path
-    return None if path in ("", SHIPPED) else Path(bound.context.find_model(path))
+    return None if not bound.kv_stores or path in ("", SHIPPED) else Path(bound.context.find_model(path))
 
 
 def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:

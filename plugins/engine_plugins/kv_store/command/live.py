@@ -229,10 +229,8 @@ async def warm(session: aiohttp.ClientSession, url: str, api_key: str | None, fi
                 return 0, f"prompt {number}: {error or 'timed out'}"
         try:
             if response.status != 200:
-                return (
-                    0,
-                    f"prompt {number}: {response.status}: {msgspec.json.decode(answer, type=_Refusal).error.message}",
-                )
+                why = msgspec.json.decode(answer, type=_Refusal).error.message
+                return 0, f"prompt {number}: {response.status}: {why}"
             return msgspec.json.decode(answer, type=_Answer).usage.prompt_tokens, ""
         except (msgspec.DecodeError, RecursionError):
             return 0, f"prompt {number}: {response.status}: {answer[:MOST_SHOWN]!r}"
