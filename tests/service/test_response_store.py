@@ -209,6 +209,14 @@ def test_a_server_finds_what_the_one_before_it_stored(tmp_path: Path, wall: Cloc
     assert (tmp_path / "responses").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "responses"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"others can write to .*/responses \(mode 777\): chmod go-w"):
+        ResponseRows(folder)
+
+
 def test_what_was_deleted_while_nothing_could_be_written_is_not_found_again(tmp_path: Path) -> None:
     rows = ResponseRows(tmp_path)
     store = ResponseStore(10**6, 60, rows=rows)

@@ -13,8 +13,11 @@ import pytest
 
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
-from engine.startup.content_digest import content_digest
+from engine.checkpoint.files import CheckpointError
+from engine.startup.build import build_engine
+from engine.startup.content_digest import content_digest, file_states
 from engine.startup.namespace import identity_of, lasting_namespace, passing_namespace
+from engine.startup.rank import Rank
 
 COMMON = ["device=cpu", "attention_kernel=torch"]
 
@@ -71,10 +74,27 @@ def test_another_file_in_the_place_of_the_first_is_another_namespace(checkpoint:
 
 def test_an_engine_without_stores_is_another_one_after_any_change_of_its_files(checkpoint: Path) -> None:
     plan, file = plan_of(checkpoint), checkpoint / "model.safetensors"
-    before = identity_of(plan, "")
-    assert identity_of(plan, "") == before != identity_of(plan_of(checkpoint, "kv_format=int8"), "")
+    files = file_states(checkpoint)
+    before = identity_of(plan, "", files)
+    assert identity_of(plan, "", files) == before != identity_of(plan_of(checkpoint, "kv_format=int8"), "", files)
     flip_a_bit(file, file.stat().st_size - 1)
-    assert identity_of(plan, "") != before and identity_of(plan, "lasting") == "lasting"
+    assert identity_of(plan, "", file_states(checkpoint)) != before and identity_of(plan, "lasting", []) == "lasting"
+
+
+def test_weights_that_change_while_they_are_read_are_not_named_by_what_is_there_then(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their keys and values would be found by engines with the new ones."""
+    plan, file, load = plan_of(checkpoint, "kv_store=[host]"), checkpoint / "model.safetensors", Rank.load
+
+    def load_and_replace(self: Rank) -> object:
+        loaded = load(self)
+        flip_a_bit(file, file.stat().st_size - 1)
+        return loaded
+
+    monkeypatch.setattr(Rank, "load", load_and_replace)
+    with pytest.raises(CheckpointError, match="was changed while its weights were read; start the engine again"):
+        build_engine(plan)
 
 
 def test_a_drafter_s_weights_are_in_the_namespace(checkpoint: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from engine.assembly.errors import AssemblyError
 from engine.startup.build import build_engine
 from engine.startup.memory.fit import check_memory, plan_memory
 from engine.startup.placing import placed
-from engine.startup.stores import namespace_of
+from engine.startup.stores import files_to_read, namespace_of
 
 COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "exporter=[]"]
 
@@ -55,5 +55,7 @@ def test_all_ranks_together_plan_for_one_bound_on_memory() -> None:
 
 
 def test_keys_last_only_where_there_are_stores() -> None:
-    plain, kept = assemble(COMMON), assemble([*COMMON, "kv_store=[host]"])
-    assert namespace_of(plain, bind(plain)) == "" and len(namespace_of(kept, bind(kept))) == 64
+    for overrides, length in (([], 0), (["kv_store=[host]"], 64)):
+        plan = assemble([*COMMON, *overrides])
+        bound = bind(plan)
+        assert len(namespace_of(plan, bound, files_to_read(plan, bound))) == length

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from engine.native.folder import unusable
 from engine.service.database import open_alone
 
 SCHEMA = """
@@ -49,8 +50,10 @@ class ResponseRows:
 
     def __init__(self, folder: Path) -> None:
         """Makes the folder, if need be, for this user alone. Raises as
-        :func:`~engine.service.database.open_alone`."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        :func:`~engine.service.database.open_alone`, and ``PermissionError`` where others can write to it or put
+        another in its place."""
+        if reason := unusable(folder):
+            raise PermissionError(reason)
         self._db, self._lock = open_alone(folder, DATABASE, SCHEMA, "synchronous=NORMAL", "secure_delete=ON")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._fails = False

@@ -24,13 +24,14 @@ from engine.ranks.steps import RankedDevice, RankSteps
 from engine.sampling.constrained import Grammars
 from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
+from engine.startup.content_digest import FileState
 from engine.startup.further_ranks import Ranks
 from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.namespace import identity_of, passing_namespace
 from engine.startup.rank import Rank, describe_drafting
 from engine.startup.segments import Segments
-from engine.startup.stores import namespace_of, open_stores, share_memory
+from engine.startup.stores import files_to_read, namespace_of, open_stores, share_memory
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
@@ -68,15 +69,18 @@ def build_engine(
     """
     rank = Rank(plan, 0, on_progress, free, described=described)
     rank.bind()
+    files = files_to_read(plan, rank.bound)
     share_memory(rank.bound, segments)
     if plan.layout.size > 1:
-        return _build_ranks(rank, on_progress, on_failure)
+        return _build_ranks(rank, files, on_progress, on_failure)
     rank.plan_memory()
     rank.allocate(rank.load())
-    return _finish(rank, DeviceQueue(rank.runner, rank.worker))
+    return _finish(rank, files, DeviceQueue(rank.runner, rank.worker))
 
 
-def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str], None]) -> Engine:
+def _build_ranks(
+    rank: Rank, files: Sequence[FileState], on_progress: OnProgress, on_failure: Callable[[str], None]
+) -> Engine:
     rank.plan_memory()
     with rank.phase("start ranks"):
         ranks = Ranks(rank.plan, rank.bound, rank.status.where, on_progress, on_failure)
@@ -92,7 +96,7 @@ def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str]
         device = RankedDevice(steps, workers, rank.bound.parallelism, rank.bound.communicator)
         infos = (rank.info(f"pid {os.getpid()}"), *infos)
         notes += _binding_note(infos, binding)
-        return _finish(rank, device, infos, notes)
+        return _finish(rank, files, device, infos, notes)
     except BaseException as error:
         ranks.close(error)
         raise
@@ -115,13 +119,18 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
 
 
 def _finish(
-    rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()
+    rank: Rank,
+    files: Sequence[FileState],
+    device: DeviceQueue | RankedDevice,
+    ranks: tuple[RankInfo, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Engine:
-    """The core around a device, once requests of its own have gone through all ranks."""
+    """The core around a device, once requests of its own have gone through all ranks. ``files``: their state before
+    weights were read from them."""
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)
     check_pool(bound.kv_allocator, rank.groups)
-    namespace = namespace_of(plan, bound)
+    namespace = namespace_of(plan, bound, files)
     core = make_core(plan, bound, device, rank.groups, rank.pool.max_len, rank.grammars.matcher_of, namespace)
     with rank.phase("warm up"):
         try:
@@ -138,10 +147,13 @@ def _finish(
             open_stores(plan, bound, rank.runner, device, core)
     rank.model.forget_expert_load()
     rank.status.doing = ""
-    return Engine(core, _describe(rank, ranks, notes, namespace), bound, rank.model.expert_load, rank.grammars)
+    info = _describe(rank, ranks, notes, namespace, identity_of(plan, namespace, files))
+    return Engine(core, info, bound, rank.model.expert_load, rank.grammars)
 
 
-def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...], namespace: str) -> EngineInfo:
+def _describe(
+    rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...], namespace: str, identity: str
+) -> EngineInfo:
     model, runner, memory, pool = rank.model, rank.runner, rank.memory, rank.pool
     kv, steps, phases = runner.kv, runner.model.small_steps, rank.phase.done
     return EngineInfo(
@@ -167,7 +179,7 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...], n
         notes=(*rank.notes(), *notes),
         ranks=ranks,
         namespace=namespace,
-        identity=identity_of(rank.plan, namespace),
+        identity=identity,
     )
 
 

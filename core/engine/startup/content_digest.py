@@ -23,6 +23,10 @@ READ_BYTES = 1 << 22
 THREADS = 2
 
 
+FileState = tuple[str, tuple[int, int, int, int]]
+"""Of a file in a folder: where it is in it; device, inode, size, ctime in nanoseconds."""
+
+
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: tuple[int, int, int, int]
     """Device, inode, size, ctime in nanoseconds."""
@@ -46,7 +50,7 @@ def content_digest(folder: Path, keep: Path | None = None) -> str:
     return whole.hexdigest()
 
 
-def file_states(folder: Path) -> list[tuple[str, tuple[int, int, int, int]]]:
+def file_states(folder: Path) -> list[FileState]:
     """Of the same files: each with what the system says of it, which is another after any change."""
     return [(file.relative_to(folder).as_posix(), _status(file)) for file in _files(folder)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts.slots import SLOTS
-from engine.startup.content_digest import content_digest, file_states
+from engine.startup.content_digest import FileState, content_digest
 from engine.startup.fingerprint import checkpoint_hash, code_digests, plugin_digests
 
 FORMAT = 1
@@ -42,13 +43,13 @@ def passing_namespace(plan: EnginePlan) -> str:
     return _namespace(plan, [checkpoint_hash(plan.model.path), plan.drafter.path])
 
 
-def identity_of(plan: EnginePlan, namespace: str) -> str:
-    """Of an engine whose outputs others may go on with. ``namespace``: a lasting one; empty: the state of the model's
-    files on this machine stands for what is in them."""
+def identity_of(plan: EnginePlan, namespace: str, files: Sequence[FileState]) -> str:
+    """Of an engine whose outputs others may go on with. ``namespace``: a lasting one; empty: ``files``, the state of
+    the model's files on this machine before they were read, stands for what is in them."""
     if namespace:
         return namespace
     code = {**code_digests("engine"), **plugin_digests(plan)}
-    return _namespace(plan, [file_states(Path(plan.model.path)), code])
+    return _namespace(plan, [files, code])
 
 
 def _namespace(plan: EnginePlan, contents: list[Any]) -> str:

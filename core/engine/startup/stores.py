@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.files import CheckpointError
 from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, SharedStore, StagedStore
@@ -19,6 +21,7 @@ from engine.kv.records import Records
 from engine.loop.core import EngineCore
 from engine.plugin_guard.calls import contract_error
 from engine.ranks.steps import RankedDevice
+from engine.startup.content_digest import FileState, file_states
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.startup.placing import placed
@@ -26,12 +29,28 @@ from engine.startup.segments import Segments
 from engine.step.runner import DeviceQueue, ModelRunner
 
 
-def namespace_of(plan: EnginePlan, bound: BoundEngine) -> str:
-    """Of block keys: one that lasts where records may. Raises as :func:`lasting_namespace`; empty where none does."""
+def files_to_read(plan: EnginePlan, bound: BoundEngine) -> list[FileState]:
+    """The state of all files that an engine's weights are in, before they are read."""
+    folders = Path(plan.model.path), _drafter_folder(plan, bound)
+    return [each for folder in folders if folder is not None for each in file_states(folder)]
+
+
+def namespace_of(plan: EnginePlan, bound: BoundEngine, files: Sequence[FileState]) -> str:
+    """Of block keys: one that lasts where records may; empty where none does. ``files``: those of
+    :func:`files_to_read`. Raises as :func:`lasting_namespace`, and :class:`CheckpointError` where they have changed
+    since: the weights that were read are not those that would be named."""
     if not bound.kv_stores or plan.layout.size > 1:
         return ""
+    namespace = lasting_namespace(plan, _drafter_folder(plan, bound))
+    if files_to_read(plan, bound) != files:
+        raise CheckpointError(f"{plan.model.path} was changed while its weights were read; start the engine again")
+    return namespace
+
+
+def _drafter_folder(plan: EnginePlan, bound: BoundEngine) -> Path | None:
+    """Where the weights of a drafter are whose keys outlive this process, if not in the model's folder."""
     path = plan.drafter.path
-    return lasting_namespace(plan, None if path in ("", SHIPPED) else Path(bound.context.find_model(path)))
+    return None if not bound.kv_stores or path in ("", SHIPPED) else Path(bound.context.find_model(path))
 
 
 def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:

@@ -159,7 +159,7 @@ class LiveEngine:
     async def _json(self, method: str, path: str) -> Any:
         try:
             return msgspec.json.decode(await self._ask(method, path))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise LiveError(f"{self.url}{path} answered no JSON: {error}") from error
 
     async def _ask(self, method: str, path: str) -> bytes:

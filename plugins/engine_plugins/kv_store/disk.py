@@ -27,6 +27,7 @@ from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
 from engine_plugins.kv_store.record_files import (
     ABOUT,
+    CLEARING,
     NAMESPACE,
     UNFINISHED,
     About,
@@ -46,6 +47,8 @@ UNFINISHED_S = 600.0
 """A file that has not been written to for so long will not be finished: its process was killed."""
 LOOK_S = 0.05
 """How long the loop waits until a file system says whether a file is there: what takes longer is a miss."""
+MOST_LOOKS_S = 0.25
+"""That it waits in all from one :meth:`DiskStore.poll` to the next."""
 PAUSE_S = 30.0
 """Nothing is written for so long after a write has failed."""
 SLACK = 0.05
@@ -126,6 +129,8 @@ class DiskStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="kv-look")
         self._look: Future[os.stat_result] | None = None
+        self._looked_s = 0.0
+        """Spent on looking since the last poll."""
 
     def open(self, layout: RecordLayout, wake: Callable[[], None]) -> None:
         self._layout, self._wake = layout, wake
@@ -133,6 +138,8 @@ class DiskStore:
         if self._folder.is_symlink():  # what lies behind it would be neither counted nor removed
             raise ValueError(f"kv_store.disk.path={self._root}: {self._folder} is a link, expected a folder; remove it")
         self._scan()
+        if os.path.lexists(self._folder / CLEARING):  # its engine was killed before all were gone
+            self.clear()
         self._tidy()
         try:
             self._make_folder()
@@ -147,13 +154,16 @@ class DiskStore:
 
     def _found(self, each: RecordId) -> bool:
         """Whether another engine has written it. While the file system hangs, nobody waits for it."""
-        if self._clearing or (self._look is not None and not self._look.done()):
+        if self._clearing or self._looked_s >= MOST_LOOKS_S or (self._look is not None and not self._look.done()):
             return False
+        begun_s = time.monotonic()
         self._look = self._looker.submit(status_of, file_of(self._folder, each))
         try:
             status = self._look.result(LOOK_S)
         except OSError:  # not there, or not known in time
             return False
+        finally:
+            self._looked_s += time.monotonic() - begun_s
         if not stat.S_ISREG(status.st_mode):
             return False
         with self._lock:
@@ -239,9 +249,11 @@ class DiskStore:
                 try:
                     self._keep(each, record, generation)
                 except OSError as error:
-                    if error.errno not in FULL:
+                    if error.errno in FULL:
+                        self._evict(max(2 * len(record), int(SLACK * self._taken)))
+                    elif error.errno != errno.ENOENT:
                         raise
-                    self._evict(max(2 * len(record), int(SLACK * self._taken)))
+                    self._make_folder()  # which somebody may have cleared just now
                     self._keep(each, record, generation)
                 self._make_room()
         except OSError as error:
@@ -357,6 +369,7 @@ class DiskStore:
         return number
 
     def poll(self) -> Sequence[tuple[int, int]]:
+        self._looked_s = 0.0
         found = []
         with suppress(Empty):
             while True:
@@ -393,13 +406,18 @@ class DiskStore:
         self._writer.submit(self._remove_all)
 
     def _remove_all(self) -> None:
-        gone = True
+        gone, mark = True, self._folder / CLEARING
+        with suppress(OSError):  # as where nothing was written yet
+            mark.touch(0o600)
         for file, _ in record_files(self._root, self._folder.name):
             if not file.name.startswith(UNFINISHED):  # which another engine may be writing
                 try:
                     file.unlink(missing_ok=True)
                 except OSError:
                     gone = False
+        if gone:
+            with suppress(OSError):
+                mark.unlink()
         with self._lock:
             self._clearing -= gone
 
@@ -427,6 +445,7 @@ def remove_empty(folder: Path) -> None:
     for below in folder.iterdir():
         with suppress(OSError):
             below.rmdir()
-    if [*folder.iterdir()] in ([], [folder / ABOUT]):
-        (folder / ABOUT).unlink(missing_ok=True)
+    if {*folder.iterdir()} <= {folder / ABOUT, folder / CLEARING}:
+        for name in (ABOUT, CLEARING):
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()

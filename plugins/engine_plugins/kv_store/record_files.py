@@ -28,6 +28,8 @@ PLACE = re.compile(
 )
 """Of a store's files. Whatever else is in the folder is not theirs: it is neither counted nor removed."""
 ABOUT = "namespace.json"
+CLEARING = "clearing"
+"""In a namespace whose records are being removed: while it is there, none of them may be found."""
 MOST_ABOUT = 4096
 """Bytes of it."""
 

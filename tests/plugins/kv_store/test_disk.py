@@ -348,6 +348,20 @@ def test_a_folder_that_was_removed_is_made_again(suite: Suite) -> None:
     store.close(1.0)
 
 
+def test_a_folder_that_is_removed_during_a_write_is_made_again(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store, replace = ids_of(2), suite.staged(), os.replace
+
+    def remove_first(new: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        shutil.rmtree(suite.folder)
+        replace(new, target)
+
+    monkeypatch.setattr(os, "replace", remove_first)
+    suite.written(store, ids)
+    assert suite.read(store, ids) == [record_of(each) for each in ids] and store.usage().faults == 0
+    store.close(1.0)
+
+
 def test_what_was_counted_before_clear_is_not_found_after_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, store, found = ids_of(4), suite.staged(), disk.record_files
     suite.written(store, ids)
@@ -376,10 +390,28 @@ def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, mo
         patch.setattr(Path, "unlink", read_only)
         store.clear()
         store._writer.submit(store._scan).result(LONGEST_S)
-    assert num_found(store, ids) == 0 and len(files(suite.folder)) == 4
+    assert num_found(store, ids) == 0 and len([*suite.folder.rglob("*-[01]")]) == 4
     suite.written(store, ids[:2])
     assert num_found(store, ids) == 2 and suite.read(store, ids[:2]) == [record_of(each) for each in ids[:2]]
     store.close(1.0)
+
+
+def test_a_clear_whose_engine_was_killed_is_finished_by_the_next(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to forget may be wrong."""
+    ids, store = ids_of(4), suite.staged()
+    suite.written(store, ids)
+
+    def killed(*args: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "record_files", killed)
+        store.clear()
+        store.close(LONGEST_S)
+    again = suite.staged()
+    assert num_found(again, ids) == 0 and again.usage().records == 0
+    again.close(LONGEST_S)
+    assert files(suite.folder) == []
 
 
 def test_files_that_cannot_be_opened_now_are_not_removed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,6 +495,24 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
     again = suite.staged(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes))
     assert num_found(again, ids) == 30
     again.close(1.0)
+
+
+def test_the_loop_waits_for_a_slow_file_system_no_longer_however_much_it_is_asked_for(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, store, looks, look = ids_of(200), suite.staged(), list[Path](), disk.status_of
+
+    def slow(file: Path) -> os.stat_result:
+        looks.append(file)
+        time.sleep(0.02)
+        return look(file)
+
+    monkeypatch.setattr(disk, "status_of", slow)
+    for again in range(1, 3):
+        assert num_found(store, ids) == 0
+        assert again <= len(looks) <= again * (disk.MOST_LOOKS_S / 0.02 + 1)
+        store.poll()
+    store.close(1.0)
 
 
 def test_the_loop_waits_for_no_file_system(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

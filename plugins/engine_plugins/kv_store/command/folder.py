@@ -13,6 +13,7 @@ from engine.native.folder import user_folder
 from engine_plugins.kv_store.command.words import EVERY
 from engine_plugins.kv_store.record_files import (
     ABOUT,
+    CLEARING,
     NAMESPACE,
     UNFINISHED,
     About,
@@ -105,7 +106,8 @@ def clear(root: Path, name: str) -> list[Path]:
     folder = root / name
     for file, _ in record_files(root, name):
         file.unlink(missing_ok=True)
-    (folder / ABOUT).unlink(missing_ok=True)
+    for own in (ABOUT, CLEARING):
+        (folder / own).unlink(missing_ok=True)
     for below in [*folder.iterdir(), folder]:
         with suppress(OSError):
             below.rmdir()

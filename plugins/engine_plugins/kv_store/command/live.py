@@ -20,6 +20,8 @@ FULL = 0.9
 """Of its bound: a store that has so much is full."""
 AT_ONCE = 4
 """Prompts that :func:`warm` sends side by side."""
+MOST_SHOWN = 200
+"""Bytes of an answer that nobody expects."""
 REASONS = {
     "few_tokens": "were too few to be read",
     "slower": "would have taken longer to read than to compute",
@@ -178,6 +180,30 @@ class Warmed:
     errors: tuple[str, ...]
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
 async def warm(session: aiohttp.ClientSession, url: str, api_key: str | None, file: Path) -> Warmed:
     """Send the prompts of a file, all of them twice: a store may keep what is used a second time. Raises
     :class:`FolderError` and :class:`~engine_lab.shared.live.LiveError`."""
@@ -185,8 +211,12 @@ async def warm(session: aiohttp.ClientSession, url: str, api_key: str | None, fi
     if not asked:
         raise FolderError(f"{file} has no prompts; expected one a line")
     models = await LiveEngine(session, url, api_key).json("/v1/models")
+    try:
+        model = msgspec.convert(models, _Models).data[0].id
+    except (msgspec.ValidationError, IndexError):
+        raise LiveError(f"{url}/v1/models names no model") from None
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    base, model = url.rstrip("/").removesuffix("/v1"), models["data"][0]["id"]
+    base = url.rstrip("/").removesuffix("/v1")
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def send(number: int, path: str, body: dict[str, Any]) -> tuple[int, str]:
@@ -194,12 +224,16 @@ async def warm(session: aiohttp.ClientSession, url: str, api_key: str | None, fi
         async with limit:
             try:
                 async with session.post(base + path, json=whole, headers=headers) as response:
-                    answer = await response.json(content_type=None)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                    answer = await response.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
                 return 0, f"prompt {number}: {error or 'timed out'}"
-        if response.status != 200:
-            return 0, f"prompt {number}: {response.status}: {answer.get('error', {}).get('message', answer)}"
-        return answer["usage"]["prompt_tokens"], ""
+        try:
+            if response.status != 200:
+                why = msgspec.json.decode(answer, type=_Refusal).error.message
+                return 0, f"prompt {number}: {response.status}: {why}"
+            return msgspec.json.decode(answer, type=_Answer).usage.prompt_tokens, ""
+        except (msgspec.DecodeError, RecursionError):
+            return 0, f"prompt {number}: {response.status}: {answer[:MOST_SHOWN]!r}"
 
     for _ in range(2):
         answers = await asyncio.gather(*(send(at, *each) for at, each in enumerate(asked, start=1)))

@@ -42,6 +42,8 @@ def parse(words: Sequence[str]) -> Asked:
         raise ValueError(f"{action} needs {form[0]}: {usage}")
     if len(rest) > len(form):
         raise ValueError(f"unexpected {rest[len(form)]!r}: {usage}")
+    if "" in rest:  # as from a shell's variable that is not set
+        raise ValueError(f"an empty word is no {form[rest.index('')].strip('[]')}: {usage}")
     found = dict(zip(("".join(filter(str.isupper, word)) for word in form), rest, strict=False))
     if "URL" in found and "://" not in found["URL"]:
         raise ValueError(f"unexpected {found['URL']!r}, expected http://HOST:PORT: {usage}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 from tests.lab.fleet.test_main import served
 
@@ -63,6 +66,26 @@ def test_a_server_is_asked_and_filled(tmp_path: Path, capsys) -> None:
         assert main(["kv", "warm", str(file), server.url]) == 1
         shown = capsys.readouterr()
         assert "2 prompts" in shown.out and "1 failed" in shown.out and "prompt 3: 400" in shown.err
+
+
+@pytest.mark.parametrize(("status", "body"), [(400, '{"error": "no"}'), (502, "[]"), (200, "null"), (200, "[" * 5000)])
+def test_what_other_servers_answer_is_shown(status: int, body: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("A prompt.\n")
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"data": [{"id": "m"}]})
+        return web.Response(status=status, text=body)
+
+    async def asked() -> live.Warmed:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            return await live.warm(session, str(server.make_url("")), None, file)
+
+    (error,) = {*asyncio.run(asked()).errors}
+    assert error.startswith(f"prompt 1: {status}: b") and body[:9] in error
 
 
 def test_an_engine_that_is_starting_is_not_said_to_have_no_stores() -> None:

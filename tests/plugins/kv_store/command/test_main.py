@@ -35,6 +35,7 @@ def test_its_help_has_every_form() -> None:
         ([], "say what to do; expected one of ls, stats"),
         (["list"], "no such action 'list'"),
         (["clear"], "clear needs NAMESPACE|all: engine kv clear NAMESPACE|all"),
+        (["clear", ""], "an empty word is no NAMESPACE|all"),
         (["export"], "export needs FILE"),
         (["ls", "more"], "unexpected 'more'"),
         (["stats", "127.0.0.1:8000"], "expected http://HOST:PORT"),
