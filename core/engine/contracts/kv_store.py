@@ -160,6 +160,16 @@ class StagedStore(KVStore, Protocol):
 
 
 @runtime_checkable
+class RetainingStagedStore(StagedStore, Protocol):
+    """A store that can keep some records longer than others, as a :class:`RetainingStore`."""
+
+    def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None:
+        """As :meth:`RetainingStore.retain`, of those of these records that are here or are being written. With 0
+        seconds it says whose they are, and no more."""
+        ...
+
+
+@runtime_checkable
 class OtherEngines(StagedStore, Protocol):
     """Records in the memory of other engines, which are copied to that of this one: whole, as they were written, or
     missed. It wants none of this one's (:meth:`StagedStore.put`)."""
