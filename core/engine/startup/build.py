@@ -30,7 +30,7 @@ from engine.startup.memory.ledger import make_ledger
 from engine.startup.namespace import identity_of, passing_namespace
 from engine.startup.rank import Rank, describe_drafting
 from engine.startup.segments import Segments
-from engine.startup.stores import namespace_of, open_stores, share_memory
+from engine.startup.stores import namespace_of, open_stores
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
@@ -68,15 +68,16 @@ def build_engine(
     """
     rank = Rank(plan, 0, on_progress, free, described=described)
     rank.bind()
-    share_memory(rank.bound, segments)
     if plan.layout.size > 1:
-        return _build_ranks(rank, on_progress, on_failure)
+        return _build_ranks(rank, on_progress, on_failure, segments)
     rank.plan_memory()
     rank.allocate(rank.load())
-    return _finish(rank, DeviceQueue(rank.runner, rank.worker))
+    return _finish(rank, DeviceQueue(rank.runner, rank.worker), segments)
 
 
-def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str], None]) -> Engine:
+def _build_ranks(
+    rank: Rank, on_progress: OnProgress, on_failure: Callable[[str], None], segments: Segments | None
+) -> Engine:
     rank.plan_memory()
     with rank.phase("start ranks"):
         ranks = Ranks(rank.plan, rank.bound, rank.status.where, on_progress, on_failure)
@@ -92,7 +93,7 @@ def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str]
         device = RankedDevice(steps, workers, rank.bound.parallelism, rank.bound.communicator)
         infos = (rank.info(f"pid {os.getpid()}"), *infos)
         notes += _binding_note(infos, binding)
-        return _finish(rank, device, infos, notes)
+        return _finish(rank, device, segments, infos, notes)
     except BaseException as error:
         ranks.close(error)
         raise
@@ -115,7 +116,11 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
 
 
 def _finish(
-    rank: Rank, device: DeviceQueue | RankedDevice, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()
+    rank: Rank,
+    device: DeviceQueue | RankedDevice,
+    segments: Segments | None,
+    ranks: tuple[RankInfo, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Engine:
     """The core around a device, once requests of its own have gone through all ranks."""
     plan, bound = rank.plan, rank.bound
@@ -135,7 +140,7 @@ def _finish(
         core.check_idle()
     if bound.kv_stores:
         with rank.phase("open KV stores"):
-            open_stores(plan, bound, rank.runner, device, core)
+            open_stores(plan, bound, rank.runner, device, core, segments)
     rank.model.forget_expert_load()
     rank.status.doing = ""
     return Engine(core, _describe(rank, ranks, notes, namespace), bound, rank.model.expert_load, rank.grammars)
