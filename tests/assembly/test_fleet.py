@@ -99,8 +99,10 @@ def test_engines_for_prompts_are_the_last_ones_and_need_a_store_that_engines_sha
     assert fleet(made).startswith("fleet: 3 engines (1 for prompts), each with ")
     assert [settings.role(number) for number in range(3)] == ["decode", "decode", "prefill"]
     assert [plan("fleet.replicas=2").settings.fleet.role(number) for number in range(2)] == ["both"] * 2
-    assert plan("fleet.replicas=2", "fleet.prefill=1", "kv_store=[host]")
-    (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=1", "parallelism.tp=2", "kv_store=[host]")
+    for engines in ([], ["parallelism.tp=2"]):
+        assert plan("fleet.replicas=2", "fleet.prefill=1", "kv_store=[host]", *engines)
+    elsewhere = "fleet.launcher=far", "fleet.prefill=1", "fleet.replicas=2"
+    (problem,) = refused(plan, *elsewhere, "kv_store=[host]")
     assert "fleet.prefill=1" in problem and "kv_store=[host] has none" in problem
     assert problem.endswith("add one that provides shared_records")
     (problem,) = refused(plan, "fleet.replicas=2", "fleet.prefill=2", "kv_store=[host,peer]")

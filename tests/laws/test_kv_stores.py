@@ -105,23 +105,27 @@ def wait_until_nothing_is_held(core: EngineCore) -> None:
         time.sleep(0.002)
 
 
+def with_further(store: str, folder: Path) -> tuple[str, ...]:
+    """An engine with a further store: what it has in ``folder``, or what another one of this call has in memory."""
+    (folder / "token").write_text("t" * 32)
+    own = {
+        "disk": (f"kv_store.disk.path={folder / 'kv'}", "kv_store.disk.max_bytes=67108864"),
+        "peer": (
+            f"kv_store.peer.peers=[{','.join(free_addresses(2))}]",
+            f"kv_store.peer.token_file={folder / 'token'}",
+            "kv_store.peer.timeout_s=20",
+        ),
+    }
+    return (*HOST, f"kv_store=[host,{store}]", *own[store])
+
+
 @few(5)
 @pytest.mark.parametrize("store", ["disk", "peer"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_engine_reads_them_from_a_further_store(
     references: References, name: str, store: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "token").write_text("t" * 32)
-    reference, addresses = references(name), ",".join(free_addresses(2))
-    own = {
-        "disk": (f"kv_store.disk.path={tmp_path / 'kv'}", "kv_store.disk.max_bytes=67108864"),
-        "peer": (
-            f"kv_store.peer.peers=[{addresses}]",
-            f"kv_store.peer.token_file={tmp_path / 'token'}",
-            "kv_store.peer.timeout_s=20",
-        ),
-    }
-    stores = (*HOST, f"kv_store=[host,{store}]", *own[store])
+    reference, stores = references(name), with_further(store, tmp_path)
     engine = start(reference, *stores)
     first = engine.core
     answers(first, reference.requests("first"), 6)

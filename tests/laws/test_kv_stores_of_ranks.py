@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
+from engine.assembly.errors import AssemblyError
 from engine.kernels.storage import as_bits
 from engine.kv.records import Records
+from engine.startup import worker
+from engine.step.plan import RecordMove, StepPlan, StepResult
+from engine.step.runner import ModelRunner
+from engine.testing.kv_store import wait_until
 from tests.selection import few
 
 from .drafted import answers
 from .kv_models import DRAFTERS, LENGTHS, OUTPUT, Reference, References, start
 from .kv_models import references as references
-from .test_kv_stores import HOST, empty_pool, loaded_by
+from .test_kv_stores import FAILED, HOST, empty_pool, loaded_by, served, wait_until_nothing_is_held, with_further
 
 THREADS = ("parallelism=threads", "communicator=simulated")
 LAYOUTS = {
@@ -153,6 +161,103 @@ def test_what_one_rank_could_not_store_nobody_finds(references: References, monk
     assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
     assert not any(loaded.values())
     core._pool.tiers._memory.store.check()
+    core.close()
+
+
+@few(5)
+@pytest.mark.parametrize("store", ["disk", "peer"])
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_another_engine_of_the_same_layout_reads_them_from_a_further_store(
+    references: References, name: str, layout: str, store: str, tmp_path: Path
+) -> None:
+    reference, chosen = references(name), (*with_further(store, tmp_path), *THREADS, *LAYOUTS[layout])
+    first = start(reference, *chosen).core
+    answers(first, reference.requests("first"), 6)
+    settle(first)
+    records = first.stats().stores[0].records
+    with ExitStack() as meanwhile:
+        if store == "disk":
+            first.close()
+        again = start(reference, *chosen).core
+        if store == "peer":
+            meanwhile.enter_context(served(first, records, again))
+        found, loaded = loaded_by(again, reference.turns("then"))
+    assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+    size = again._pool.block_size
+    whole = [(length + OUTPUT - 11) // size * size for length in LENGTHS]
+    assert [loaded[f"then{i}"] for i in range(len(LENGTHS))] == [upto * (upto >= 32) for upto in whole]
+    further = again.stats().stores[1]
+    assert further.loaded_tokens >= max(whole) and not any(further.skipped[why] for why in FAILED)
+    for core in (again, first) if store == "peer" else (again,):
+        settle(core)
+        wait_until_nothing_is_held(core)
+        core.check_idle()
+        core.close()
+        core._pool.tiers._memory.store.check()
+
+
+def test_engines_of_another_layout_find_nothing_in_the_same_folder(references: References, tmp_path: Path) -> None:
+    reference, stores = references("deepseek_v2"), with_further("disk", tmp_path)
+    found = []
+    for layout in ("tp 2", "pp 2", "dcp 2 of 2", "one rank", "tp 2"):
+        core = start(reference, *stores, *(() if layout == "one rank" else (*THREADS, *LAYOUTS[layout]))).core
+        outputs, loaded = loaded_by(core, reference.requests(layout))
+        assert tuple(answer.tokens for answer in outputs) == reference.tokens
+        found.append(sum(loaded.values()))
+        settle(core)
+        core.close()
+    assert found[:4] == [0] * 4 and found[4] > 0
+
+
+def test_records_are_not_let_go_before_every_rank_has_them_in_its_blocks(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a rank waits for no other one to compute."""
+    reference = references("qwen2")
+    core: Any = start(reference, *HOST, *THREADS, "parallelism.tp=2").core
+    own, scatter, may_go = core._device._steps._queue._runner.records, Records.scatter, threading.Event()
+
+    class Computed:
+        def __init__(self, plan: StepPlan) -> None:
+            self.result = lambda: StepResult(plan.plan_id, (), 0.0)
+
+    monkeypatch.setattr(ModelRunner, "launch", lambda runner, plan: Computed(plan))
+
+    def late(records: Records, *copied: Any) -> None:
+        assert records is own or may_go.wait(20.0)
+        scatter(records, *copied)
+
+    monkeypatch.setattr(Records, "scatter", late)
+    plan = StepPlan(1 << 20, (), (), loads=(RecordMove(0, (1,), (0,)),))
+    result, done = core._device.launch(plan), list[StepResult]()
+    waiting = threading.Thread(target=lambda: done.append(result()))
+    waiting.start()
+    wait_until(lambda: plan.plan_id in core._device._workers._results, "rank 0 is not done")
+    waiting.join(0.2)
+    assert not done
+    may_go.set()
+    waiting.join(20.0)
+    assert [each.plan_id for each in done] == [plan.plan_id]
+    core.close()
+
+
+def test_what_is_behind_memory_needs_all_ranks_on_one_machine(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory alone does not: each rank keeps its part, as long as the engine lives."""
+    reference, opened = references("qwen2"), worker.opened
+    monkeypatch.setattr(worker, "opened", lambda opening: opened(structs.replace(opening, identity=("other", 0, 0))))
+    with pytest.raises(
+        AssemblyError, match=r"=\[host,disk\]: .*\(rank 1: .*another file.*use kv_store=\[host\], or ranks"
+    ):
+        start(reference, *with_further("disk", tmp_path), *THREADS, "parallelism.tp=2")
+    core = start(reference, *HOST, *THREADS, "parallelism.tp=2").core
+    answers(core, reference.requests("first"), 6)
+    settle(core)
+    empty_pool(core)
+    found, loaded = loaded_by(core, reference.turns("then"))
+    assert tuple(answer.tokens for answer in found) == tuple(tokens[-10:] for tokens in reference.tokens)
+    assert sum(loaded.values()) > 0
     core.close()
 
 

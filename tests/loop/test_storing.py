@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.contracts.kv_allocator import KVGroup
 from tests.loop.test_staging import SlowStore
@@ -53,12 +53,17 @@ def test_what_a_request_wants_to_stay_is_retained_in_memory_the_end_of_the_text_
         assert [order.pop() for _ in range(len(order))] == expected
 
 
-def test_a_store_that_wants_what_is_used_again_is_offered_at_once_what_is_to_stay() -> None:
+def test_a_store_that_wants_what_is_used_again_is_offered_at_once_what_is_to_stay_and_told_how_long() -> None:
     class SecondSight(SlowStore):
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[bytes] = []
             self.kept: list[bytes] = []
+            self.stays = dict[bytes, float]()
+
+        def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None:
+            assert tenant == house.keys[0] and {*keys} <= {*self.seen}
+            self.stays.update(dict.fromkeys(keys, seconds))
 
         def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
             wanted = key in self.seen
@@ -72,6 +77,7 @@ def test_a_store_that_wants_what_is_used_again_is_offered_at_once_what_is_to_sta
     house.allocator.release(house.computed(LENGTH, retain=((8 * BLOCK, 300.0),)))
     house.tiers.poll()
     assert store.kept == [*house.keys[1:9]]
+    assert store.stays == {key: 300.0 * (key in store.kept) for key in house.keys[1:]}
 
 
 def test_a_full_memory_stores_the_beginning_of_a_text() -> None:

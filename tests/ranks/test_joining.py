@@ -79,12 +79,14 @@ def assert_ended(process: subprocess.Popen[bytes], said: str) -> None:
 
 
 @pytest.mark.usefixtures("planted")
-def test_a_worker_that_was_started_by_hand_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_was_started_by_hand_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And opens the memory of rank 0, without which there is no disk."""
     port = free_port()
     monkeypatch.setenv(TOKEN, "secret")
     worker = start("worker", "--join", f"127.0.0.1:{port}")
     joined = ("parallelism=join", f"parallelism.port={port}")
-    llm = LLM("bundled", overrides=["device=cpu", "threads=1", "exporter=[]", *COMMON, *joined])
+    stores = ("kv_store=[host,disk]", "kv_store.host.max_bytes=16777216", f"kv_store.disk.path={tmp_path / 'kv'}")
+    llm = LLM("bundled", overrides=["device=cpu", "threads=1", "exporter=[]", *COMMON, *joined, *stores])
     assert [rank.place for rank in llm.info.ranks] == [f"pid {os.getpid()}", "at 127.0.0.1"]
     (said,) = llm.generate(["What does json.dumps do?"], max_tokens=8, temperature=0.0, ignore_eos=True)
     assert len(said.tokens) == 8

@@ -22,8 +22,15 @@ COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "
     [
         (["kv_store=[disk]", "kv_store.disk.path={folder}"], r"disk has no memory.*kv_store=\[STORE,disk\]"),
         (
-            ["kv_store=[host,disk]", "kv_store.disk.path={folder}", "parallelism.tp=2"],
-            r"kv_store=\[host,disk\]: an engine of 2 ranks keeps records in memory alone.*use kv_store=\[host\]",
+            [
+                "kv_store=[host,disk]",
+                "kv_store.disk.path={folder}",
+                "parallelism.tp=2",
+                "parallelism.nodes=2",
+                "parallelism=join",
+                "communicator=gloo",
+            ],
+            r"kv_store=\[host,disk\]: ranks on 2 machines \(parallelism\.nodes\) keep.*use kv_store=\[host\], or ranks",
         ),
         (["kv_store=[host]", "kv_allocator=paged"], "kv_store=host needs kv_allocator with prefix_cache"),
         (["kv_store=[host]", "kv_store.host.max_bytes=10"], r"kv_store\.host\.max_bytes=10"),

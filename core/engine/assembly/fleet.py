@@ -65,16 +65,15 @@ def fleet_problems(chosen: list[Chosen], settings: Settings, device: DeviceFacts
         return ["gateway.targets: servers elsewhere are for engine gateway; leave it out"]
     replicas, prefill = settings.fleet.replicas, settings.fleet.prefill
     (config,) = (one.config for one in chosen if one.slot == SLOT)
-    each = int(config["tp"]) * int(config["pp"]) * int(config["pcp"])
+    each, nodes = int(config["tp"]) * int(config["pp"]) * int(config["pcp"]), int(config["nodes"])
     stores = [one for one in chosen if one.slot == "kv_store"]
-    shared = {SHARED} if elsewhere or each > 1 else {SHARED, SHARED_HERE}
+    shared = {SHARED} if elsewhere or nodes > 1 else {SHARED, SHARED_HERE}
     if prefill and not any(shared.intersection(one.offer.provider.provides) for one in stores):
         names = [one.offer.name for one in stores]
         return [
             f"fleet.prefill={prefill}: engines that decode need a store in which they find what others have computed, "
             f"and kv_store=[{','.join(names)}] has none; add one that provides {' or '.join(sorted(shared))}"
         ]
-    nodes = int(config["nodes"])
     if elsewhere:
         why = f"fleet.launcher={settings.fleet.launcher}: an engine is on one machine, and parallelism.nodes={nodes}"
         return [f"{why}; use parallelism.nodes=1"] if nodes > 1 else []

@@ -1,6 +1,7 @@
 """Slot ``kv_store``: where else may keys and values live?
 
-A **record** is one block of one KV group as bytes: what all caches of the group hold of its tokens on one rank. Its id
+A **record** is one block of one KV group as bytes: what all caches of the group hold of its tokens, on one rank after
+the other, or on one rank alone where ranks keep their parts of it apart (:attr:`RecordLayout.all_ranks`). Its id
 is the block's key and the group's number. Keys are chained digests rooted in a namespace of weights, settings and
 tenant (:mod:`engine.kv.block_keys`), so equal ids mean equal records, in any process.
 
@@ -22,24 +23,24 @@ RecordId = tuple[int, bytes]
 SHARED = "shared_records"
 """Capability of stores in which one engine finds what another one has just computed, wherever it runs."""
 SHARED_HERE = "shared_memory"
-"""The same, of engines of one rank each that a server starts on its own machine (:class:`SharedStore`)."""
+"""The same, of engines that a server starts on its own machine (:class:`SharedStore`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """What the records of a rank look like."""
+    """What records look like."""
 
     namespace: bytes
     """32 bytes: a digest of all that makes records of two engines the same, how ranks share them out included."""
     num_bytes: tuple[int, ...]
-    """By KV group: of one record, on this rank."""
+    """By KV group: of one record."""
     all_ranks: tuple[int, ...] = ()
-    """The same on all ranks together, where there are several; see :attr:`counted`."""
+    """The same on all ranks together, where they keep their parts apart; see :attr:`counted`."""
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """By KV group: what one record counts against a bound on bytes. Further ranks keep their parts of a record in
-        memory of their own, in the slot that it has here."""
+        """By KV group: what one record counts against a bound on bytes. Further ranks may keep their parts of a record
+        in memory of their own, in the slot that it has here."""
         return self.all_ranks or self.num_bytes
 
 
@@ -160,6 +161,16 @@ class StagedStore(KVStore, Protocol):
 
 
 @runtime_checkable
+class RetainingStagedStore(StagedStore, Protocol):
+    """A store that can keep some records longer than others, as a :class:`RetainingStore`."""
+
+    def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None:
+        """As :meth:`RetainingStore.retain`, of those of these records that are here or are being written. With 0
+        seconds it says whose they are, and no more."""
+        ...
+
+
+@runtime_checkable
 class OtherEngines(StagedStore, Protocol):
     """Records in the memory of other engines, which are copied to that of this one: whole, as they were written, or
     missed. It wants none of this one's (:meth:`StagedStore.put`)."""
@@ -179,6 +190,11 @@ class SharedStore(MemoryStore, Protocol):
         for each engine of the server on this machine, empty at first; none ever gets smaller. ``own``: the number of
         the one that this engine alone writes to. What an earlier engine has left there in the same namespace is found
         again."""
+        ...
+
+    def places(self) -> Sequence[int]:
+        """By KV group: where in that file its first slot begins, in bytes. Further ranks of the engine map it, too, and
+        read and write their parts of slots. Called after :meth:`KVStore.open`."""
         ...
 
     def others(self) -> OtherEngines | None:

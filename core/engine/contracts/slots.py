@@ -28,7 +28,15 @@ from engine.contracts.embedder import Embedder
 from engine.contracts.exporter import CountersExporter, Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.kv_allocator import FillingAllocator, KVAllocator
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.kv_store import KVStore, LendingStore, MemoryStore, SharedStore, StagedStore
+from engine.contracts.kv_store import (
+    KVStore,
+    LendingStore,
+    MemoryStore,
+    RetainingStagedStore,
+    RetainingStore,
+    SharedStore,
+    StagedStore,
+)
 from engine.contracts.parallelism import EngineLauncher, Launcher
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -101,7 +109,7 @@ SLOTS: dict[str, Slot] = {
         Slot(
             "kv_store",
             KVStore,
-            (MemoryStore, SharedStore, StagedStore, LendingStore),
+            (MemoryStore, RetainingStore, SharedStore, StagedStore, RetainingStagedStore, LendingStore),
             suite="engine.testing.kv_store:suite_for",
             many=True,
         ),

@@ -3,12 +3,16 @@
 A record has what all caches of its group hold of a block on this rank, one cache after the other, each tensor of it as
 a whole: ``[block_size, ...]`` keys, values and scales of tokens, or the tokens of a recurrent op and the state after
 them. A record is one piece of memory where the cache has many.
+
+Ranks on one machine may have one memory: there a record has the parts of all ranks, one after the other, and each
+copies its own.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,34 +26,50 @@ ELEMENTS = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8
 """Bytes are copied as the widest of these that fits: as single ones, 16 times as many would be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of the slots of a group, what one rank copies to them and from them. All in bytes."""
+
+    begin: int
+    """Where it begins in a slot."""
+    num_bytes: int
+    slot: int
+    """Of a slot: the parts of all ranks."""
+
+
 class Records:
     """The records of a cache, in memory of this machine."""
 
     def __init__(self, kv: KVCache) -> None:
-        tensors = [kv.block_tensors(group) for group in range(kv.num_groups)]
-        sizes = [[own[0].nbytes for own in its] for its in tensors]
-        self.num_bytes = tuple(map(sum, sizes))
-        """By group: of one record; 0 where this rank has none of its caches."""
-        self._elements = [_widest(its) for its in sizes]
-        self._parts = [
-            [own.flatten(1).view(element) for own in its] for its, element in zip(tensors, self._elements, strict=True)
-        ]
+        self._tensors = [kv.block_tensors(group) for group in range(kv.num_groups)]
+        self._sizes = [[own[0].nbytes for own in its] for its in self._tensors]
+        self.num_bytes = tuple(map(sum, self._sizes))
+        """By group: of one record on this rank; 0 where it has none of its caches."""
+        self._parts: list[list[Tensor]] = []
         self._memory: list[Tensor] = []
-        self._device = next((own.device for its in tensors for own in its), torch.device("cpu"))
+        self._device = next((own.device for its in self._tensors for own in its), torch.device("cpu"))
         self._aside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         """Of a GPU: what copies to memory, while steps go on."""
 
-    def attach(self, memory: Sequence[memoryview]) -> None:
-        """``memory``: by group, the slots that records are kept in. It must not go away before this object. With a GPU
-        it is pinned, so that the host does not wait for copies."""
-        every = zip(memory, self.num_bytes, self._elements, strict=True)
-        self._memory = [
-            torch.frombuffer(m, dtype=element).view(-1, size // element.itemsize) if size else torch.empty(0)
-            for m, size, element in every
-        ]
-        if self._aside is not None:
-            for own in self._memory:
-                pin(own)
+    def attach(self, memory: Sequence[memoryview], parts: Sequence[Part] | None = None) -> None:
+        """``memory``: by group, the slots that records are kept in; ``parts``: what of them is this rank's, ``None``:
+        all. It must not go away before this object. With a GPU it is pinned, so that the host does not wait for
+        copies. Raises ``ValueError`` for parts of another size."""
+        parts = [Part(0, size, size) for size in self.num_bytes] if parts is None else parts
+        if (expected := tuple([part.num_bytes for part in parts])) != self.num_bytes:
+            raise ValueError(f"records have {self.num_bytes} bytes on this rank, expected {expected}")
+        self._parts, self._memory = [], []
+        for slots, part, tensors, sizes in zip(memory, parts, self._tensors, self._sizes, strict=True):
+            element = _widest([*sizes, part.begin, part.slot])
+            begin, end = part.begin // element.itemsize, (part.begin + part.num_bytes) // element.itemsize
+            self._parts.append([own.flatten(1).view(element) for own in tensors])
+            if not part.num_bytes:
+                self._memory.append(torch.empty(0))
+                continue
+            whole = torch.frombuffer(slots, dtype=element).view(-1, part.slot // element.itemsize)
+            if self._aside is not None:
+                pin(whole)
+            self._memory.append(whole[:, begin:end])
 
     @torch.inference_mode()
     def gather(self, group: int, blocks: Sequence[int], slots: Sequence[int]) -> Arriving:
@@ -84,6 +104,10 @@ class Records:
                 sizes = [part.shape[1] for part in parts]
                 for part, record in zip(parts, torch.split(rows, sizes, dim=1), strict=True):
                     part.index_copy_(0, own, record)
+
+    def loaded(self) -> Arriving:
+        """What to wait for before slots that :meth:`scatter` has copied are written to."""
+        return Arriving((), None if self._aside is None else torch.cuda.current_stream().record_event())
 
     def _gather_in_place(self, group: int, blocks: Tensor, slots: Tensor) -> None:
         for part, record in self._records(group):
@@ -126,6 +150,18 @@ def own_records(kv: KVCache, num_slots: Sequence[int]) -> Records:
     records.attach(
         [memoryview(mmap.mmap(-1, max(1, n * size))) for n, size in zip(num_slots, records.num_bytes, strict=True)]
     )
+    return records
+
+
+def shared_records(
+    kv: KVCache, file: int, places: Sequence[int], num_slots: Sequence[int], parts: Sequence[Part]
+) -> Records:
+    """Records of a further rank, in the memory of rank 0. ``file``: a descriptor of it; ``places``: by group, where in
+    it the first slot begins. Raises as :meth:`Records.attach`."""
+    records = Records(kv)
+    ends = [place + count * part.slot for place, count, part in zip(places, num_slots, parts, strict=True)]
+    memory = memoryview(mmap.mmap(file, max(ends)))
+    records.attach([memory[place:end] for place, end in zip(places, ends, strict=True)], parts)
     return records
 
 

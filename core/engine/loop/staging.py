@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from engine.contracts.kv_store import RecordId, StagedStore
+from engine.contracts.kv_store import RecordId, RetainingStagedStore, StagedStore
 from engine.contracts.step_cost import NO_WORK, StepWork
 from engine.kv.checked_memory import CheckedMemory
 from engine.plugin_guard.calls import PluginError, contract_error, quote
@@ -122,6 +122,7 @@ class Staging:
         """``num_bytes``: of a record, by group."""
         self._memory = memory
         self.stores = tuple(stores)
+        self._retaining = [store for store in stores if isinstance(store, RetainingStagedStore)]
         self.num_bytes = tuple(num_bytes)
         most_bytes = memory.store.usage().most_bytes
         self._most_bytes, self._most_written = MOST_SHARE * most_bytes, MOST_WRITTEN * most_bytes
@@ -206,6 +207,11 @@ class Staging:
                 elif wanted:
                     break
                 declined.discard(slot)
+
+    def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None:
+        """As :meth:`RetainingStagedStore.retain`, in all stores that do it."""
+        for store in self._retaining:
+            store.retain(tenant, group, keys, seconds)
 
     def _offer(self, at: int, group: int, key: bytes, slot: int) -> bool:
         """Whether a store keeps a record, which is held until it has."""

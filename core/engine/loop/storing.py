@@ -132,7 +132,7 @@ class Storing:
             self._call_after()
 
     def _publish(self, records: NewRecords, well: bool) -> None:
-        group, new = records.move.group, []
+        group, new, keys = records.move.group, [], []
         for slot, key in zip(records.move.slots, records.keys, strict=True):
             if not well:
                 self._memory.abandon(group, slot)
@@ -141,9 +141,11 @@ class Storing:
             if self._memory.find(group, key) == slot:
                 self._tally.stored_bytes += self._staging.num_bytes[group]
                 new.append(slot)
+                keys.append(key)
                 self._staging.write(group, key, slot)
         if new:
             self._memory.touch(records.prefix.keys[0], group, new)
+            self._staging.retain(records.prefix.keys[0], group, keys, 0.0)
         if records.retain:
             self._retain(group, records.prefix, records.retain)
 
@@ -162,3 +164,5 @@ class Storing:
         if retain:  # stores that want only what is used again want these at once
             most = max(num_tokens for num_tokens, _ in retain)
             self._staging.offer_again(group, prefix.keys[1 : most // size + 1])
+        for num_tokens, seconds in retain:
+            self._staging.retain(prefix.keys[0], group, prefix.keys[1 : num_tokens // size + 1], seconds)

@@ -2,8 +2,8 @@
 
 In order: :class:`Hello`, :class:`Assignment`, :class:`Present`, :class:`Begin`, :class:`Loaded`, :class:`Allocate`,
 :class:`Built`; then :class:`Run` and, of the rank that chooses tokens, :class:`Result`. Where keys and values are kept
-beyond the device, :class:`KeepRecords` once, then :class:`Store` and :class:`Stored`. From its beginning a worker sends
-a :class:`Beat` twice a second.
+beyond the device, :class:`OpenMemory` and :class:`Opened` where ranks are on one machine, :class:`KeepRecords` once,
+then :class:`Store` and :class:`Stored`. From its beginning a worker sends a :class:`Beat` twice a second.
 """
 
 from __future__ import annotations
@@ -119,11 +119,28 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     result: StepResult
 
 
+class OpenMemory(msgspec.Struct, frozen=True, tag="open_memory"):
+    """Open the memory that rank 0 has for records of all ranks. It is answered by an :class:`Opened`."""
+
+    path: str
+    identity: tuple[str, int, int]
+    """Of its machine since that was started, its device and inode: what is found there is to be this file."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    problem: str
+    """Why it cannot be; empty: it is open."""
+
+
 class KeepRecords(msgspec.Struct, frozen=True, tag="keep_records"):
-    """Make memory for this rank's parts of records."""
+    """Make memory for this rank's parts of records, or map what was opened."""
 
     num_slots: tuple[int, ...]
     """By KV group."""
+    places: tuple[int, ...] = ()
+    """By KV group: where slots begin in what was opened; empty: this rank makes memory."""
+    parts: tuple[tuple[int, int, int], ...] = ()
+    """By KV group: what of them is this rank's. See :class:`engine.kv.records.Part`."""
 
 
 class Store(msgspec.Struct, frozen=True, tag="store"):
@@ -184,5 +201,5 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """The engine cannot run with what is configured or installed; empty: it was shut down."""
 
 
-ToWorker = Assignment | Begin | Meet | Allocate | Run | KeepRecords | Store | End
-FromWorker = Hello | Present | Bound | Loaded | Built | Result | Stored | Beat | Broken
+ToWorker = Assignment | Begin | Meet | Allocate | Run | OpenMemory | KeepRecords | Store | End
+FromWorker = Hello | Present | Bound | Loaded | Built | Opened | Result | Stored | Beat | Broken

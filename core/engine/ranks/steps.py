@@ -9,7 +9,7 @@ from functools import partial
 from engine.contracts.communicator import Communicator
 from engine.contracts.parallelism import Launcher
 from engine.ranks.blame import log_own
-from engine.ranks.messages import KeepRecords, Where
+from engine.ranks.messages import KeepRecords, Opened, OpenMemory, Where
 from engine.ranks.workers import Workers
 from engine.step.plan import RecordMove, StepPlan, StepResult
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
@@ -123,11 +123,20 @@ class RankedDevice:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         self._workers.run(plan)
         self._steps.run(plan)
+        if plan.loads:  # whoever chooses tokens may be done before another rank has copied them
+            self.store((), self._workers.loading(plan.plan_id))
         return partial(self._workers.result, plan.plan_id)
 
-    def keep_records(self, num_slots: Sequence[int]) -> None:
-        """Have further ranks make memory for their parts of records: so many slots by KV group."""
-        self._workers.send(KeepRecords(tuple(num_slots)))
+    def open_memory(self, opening: OpenMemory) -> dict[int, str]:
+        """Have further ranks open the memory of rank 0. Returns why some cannot, by rank."""
+        self._workers.send(opening)
+        found = self._workers.replies(Opened)
+        return {rank: opened.problem for rank, opened in sorted(found.items()) if opened.problem}
+
+    def keep_records(self, kept: Sequence[KeepRecords]) -> None:
+        """Have further ranks keep their parts of records. ``kept``: what each is told, by rank."""
+        for rank in self._workers.places():
+            self._workers.send(kept[rank], rank)
 
     def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
         """As :meth:`DeviceQueue.store`, on every rank; what one has not copied, none has."""

@@ -105,6 +105,8 @@ class Workers:
         self._changed = threading.Condition()
         self._results: dict[int, StepResult] = {}
         self._in_flight: set[int] = set()
+        self._loading: set[int] = set()
+        """Plans whose records are not in the blocks of all ranks, as far as is known."""
         self._storing: dict[int, _Storing] = {}
         self._stores = count()
         self._local_error, self._local_where, self._local_waited = "", Where(), False
@@ -153,6 +155,12 @@ class Workers:
         self.send(Store(number, tuple(moves)))
         return partial(self._stored, number)
 
+    def loading(self, plan_id: int) -> Done:
+        """The result of a plan is not there before this was called."""
+        with self._changed:
+            self._loading.add(plan_id)
+        return partial(self._loaded, plan_id)
+
     # From workers ---------------------------------------------------------------------------------------------------
 
     def replies(self, kind: type[M], seen: Callable[[str], None] = lambda text: None) -> dict[int, M]:
@@ -178,7 +186,7 @@ class Workers:
     def result(self, plan_id: int) -> StepResult:
         """Wait for a plan's result. Raises :class:`RankFailed`."""
         with self._changed:
-            while plan_id not in self._results:
+            while plan_id not in self._results or plan_id in self._loading:
                 if self.failure is not None:
                     raise RankFailed(self.failure)
                 self._changed.wait()
@@ -189,6 +197,11 @@ class Workers:
         with self._changed:
             self._in_flight.discard(result.plan_id)
             self._results[result.plan_id] = result
+            self._changed.notify_all()
+
+    def _loaded(self, plan_id: int, well: bool) -> None:
+        with self._changed:
+            self._loading.discard(plan_id)
             self._changed.notify_all()
 
     def _stored(self, number: int, well: bool) -> None:
@@ -294,7 +307,8 @@ class Workers:
             passed_s, looked_s = min(now - looked_s, 2 * POLL_S), now
             with self._changed:
                 wheres = (self._local(), *(worker.where for worker in self._workers.values()))
-                stuck_s = stuck_s + passed_s if self._in_flight and wheres == seen else 0.0
+                is_busy = bool(self._in_flight or self._loading)
+                stuck_s = stuck_s + passed_s if is_busy and wheres == seen else 0.0
                 seen = wheres
                 self._look(passed_s, stuck_s)
                 if self.failure is None and self._first_sign_s is not None and now - self._first_sign_s >= GRACE_S:

@@ -31,7 +31,7 @@ from engine.startup.memory.ledger import make_ledger
 from engine.startup.namespace import identity_of, passing_namespace
 from engine.startup.rank import Rank, describe_drafting
 from engine.startup.segments import Segments
-from engine.startup.stores import files_to_read, namespace_of, open_stores, share_memory
+from engine.startup.stores import files_to_read, namespace_of, open_stores
 from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.plan import StepResult
 from engine.step.runner import DeviceQueue
@@ -70,16 +70,19 @@ def build_engine(
     rank = Rank(plan, 0, on_progress, free, described=described)
     rank.bind()
     files = files_to_read(plan, rank.bound)
-    share_memory(rank.bound, segments)
     if plan.layout.size > 1:
-        return _build_ranks(rank, files, on_progress, on_failure)
+        return _build_ranks(rank, files, on_progress, on_failure, segments)
     rank.plan_memory()
     rank.allocate(rank.load())
-    return _finish(rank, files, DeviceQueue(rank.runner, rank.worker))
+    return _finish(rank, files, DeviceQueue(rank.runner, rank.worker), segments)
 
 
 def _build_ranks(
-    rank: Rank, files: Sequence[FileState], on_progress: OnProgress, on_failure: Callable[[str], None]
+    rank: Rank,
+    files: Sequence[FileState],
+    on_progress: OnProgress,
+    on_failure: Callable[[str], None],
+    segments: Segments | None,
 ) -> Engine:
     rank.plan_memory()
     with rank.phase("start ranks"):
@@ -96,7 +99,7 @@ def _build_ranks(
         device = RankedDevice(steps, workers, rank.bound.parallelism, rank.bound.communicator)
         infos = (rank.info(f"pid {os.getpid()}"), *infos)
         notes += _binding_note(infos, binding)
-        return _finish(rank, files, device, infos, notes)
+        return _finish(rank, files, device, segments, infos, notes)
     except BaseException as error:
         ranks.close(error)
         raise
@@ -122,6 +125,7 @@ def _finish(
     rank: Rank,
     files: Sequence[FileState],
     device: DeviceQueue | RankedDevice,
+    segments: Segments | None,
     ranks: tuple[RankInfo, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Engine:
@@ -144,7 +148,7 @@ def _finish(
         core.check_idle()
     if bound.kv_stores:
         with rank.phase("open KV stores"):
-            open_stores(plan, bound, rank.runner, device, core)
+            open_stores(plan, bound, rank.runner, device, core, segments)
     rank.model.forget_expert_load()
     rank.status.doing = ""
     info = _describe(rank, ranks, notes, namespace, identity_of(plan, namespace, files))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -16,17 +18,21 @@ from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import FillingAllocator
 from engine.contracts.kv_store import MemoryStore, RecordLayout, SharedStore, StagedStore
 from engine.kv.cache import KVCache
-from engine.kv.groups import cache_groups, of_rank
-from engine.kv.records import Records
+from engine.kv.groups import CacheGroups, cache_groups, of_rank
+from engine.kv.records import Part, Records
 from engine.loop.core import EngineCore
 from engine.plugin_guard.calls import contract_error
+from engine.ranks.messages import KeepRecords
 from engine.ranks.steps import RankedDevice
 from engine.startup.content_digest import FileState, file_states
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.namespace import SHIPPED, lasting_namespace
 from engine.startup.placing import placed
-from engine.startup.segments import Segments
+from engine.startup.segments import Segments, ServerMemory, of_all_ranks
 from engine.step.runner import DeviceQueue, ModelRunner
+
+EARLIER_S = 10.0
+"""How long ranks of an engine that was killed may take to be gone."""
 
 
 def files_to_read(plan: EnginePlan, bound: BoundEngine) -> list[FileState]:
@@ -39,7 +45,7 @@ def namespace_of(plan: EnginePlan, bound: BoundEngine, files: Sequence[FileState
     """Of block keys: one that lasts where records may; empty where none does. ``files``: those of
     :func:`files_to_read`. Raises as :func:`lasting_namespace`, and :class:`CheckpointError` where they have changed
     since: the weights that were read are not those that would be named."""
-    if not bound.kv_stores or plan.layout.size > 1:
+    if not bound.kv_stores or plan.parallelism.nodes > 1:
         return ""
     namespace = lasting_namespace(plan, _drafter_folder(plan, bound))
     if files_to_read(plan, bound) != files:
@@ -67,11 +73,8 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
         )
     if not all(isinstance(store, StagedStore) for store in further):
         raise DoesNotFit(f"{chosen}: only the first may be memory; use kv_store=[{names[0]}]")
-    if further and plan.layout.size > 1:
-        raise DoesNotFit(
-            f"{chosen}: an engine of {plan.layout.size} ranks keeps records in memory alone; use "
-            f"kv_store=[{names[0]}], or fleet.replicas instead of parallelism"
-        )
+    if further and plan.parallelism.nodes > 1:
+        raise DoesNotFit(_memory_alone(plan, f"ranks on {plan.parallelism.nodes} machines (parallelism.nodes)"))
     if not isinstance(bound.kv_allocator, FillingAllocator):
         raise DoesNotFit(
             f"{chosen} needs an allocator whose blocks can be filled from elsewhere (FillingAllocator), as those of "
@@ -79,26 +82,53 @@ def check_stores(plan: EnginePlan, bound: BoundEngine) -> None:
         )
 
 
-def share_memory(bound: BoundEngine, segments: Segments | None) -> None:
-    """Have stores keep their records where they outlive this engine. ``segments``: what the server has made."""
-    for store in bound.kv_stores[:1]:
-        if segments is not None and isinstance(store, SharedStore):
-            store.share(segments.files, segments.own)
+def _memory_alone(plan: EnginePlan, whose: str) -> str:
+    names = [choice.name for choice in plan.slots["kv_store"]]
+    return (
+        f"kv_store=[{','.join(names)}]: {whose} keep records in memory alone, each its part; use "
+        f"kv_store=[{names[0]}], or ranks on one machine"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """How a rank caches."""
+
+    groups: CacheGroups
+    sizes: tuple[int, ...]
+    """By KV group: bytes of its part of a record."""
 
 
 def open_stores(
-    plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, device: DeviceQueue | RankedDevice, core: EngineCore
+    plan: EnginePlan,
+    bound: BoundEngine,
+    runner: ModelRunner,
+    device: DeviceQueue | RankedDevice,
+    core: EngineCore,
+    segments: Segments | None,
 ) -> None:
-    """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. Raises :class:`DoesNotFit`
-    for memory that does not hold a record, and for a store that cannot be opened as it is configured.
+    """Have the core keep records in the plan's stores, which :func:`check_stores` has seen. ``segments``: memory that
+    the server has made. Raises :class:`DoesNotFit` for memory that does not hold a record, for a store that cannot be
+    opened as it is configured, and for one that needs all ranks on one machine where they are not.
 
-    With several ranks the stores are those of rank 0: their slots are every rank's, and a record is a slot's content on
-    all of them.
+    With several ranks the stores are those of rank 0. All ranks copy to its memory and from it, where they can: a
+    record is then what all of them have of a block. Else each has memory of its own, with as many slots.
     """
-    records = Records(runner.kv)
-    sizes = tuple([max(1, size) for size in records.num_bytes])  # slots have numbers, also where nothing is in them
-    layout = RecordLayout(_digest(core.namespace, plan, runner), sizes, _on_all_ranks(plan, bound))
     memory, names = bound.kv_stores[0], [choice.name for choice in plan.slots["kv_store"]]
+    assert isinstance(memory, MemoryStore)
+    records = Records(runner.kv)
+    ranks, is_whole = [_Rank(runner.kv.groups, records.num_bytes)], True
+    if isinstance(device, RankedDevice):
+        segments = _opened_by_all(plan, memory, device, segments, alone=len(names) == 1)
+        ranks, is_whole = _ranks(plan, bound), segments is not None
+    # Slots have numbers, also where nothing is in them.
+    own = tuple([max(1, size) for size in records.num_bytes])
+    whole = tuple([max(1, sum(each)) for each in zip(*[rank.sizes for rank in ranks], strict=True)])
+    sizes = whole if is_whole else own
+    digest = _digest(core.namespace, plan, ranks, "" if is_whole else secrets.token_hex(16))
+    layout = RecordLayout(digest, sizes, () if is_whole else whole)
+    if segments is not None and isinstance(memory, SharedStore):
+        memory.share(segments.files, segments.own)
     for name, store in zip(names, bound.kv_stores, strict=True):
         try:
             store.open(layout, lambda: core.wake())
@@ -106,39 +136,66 @@ def open_stores(
                 others.open(layout, lambda: core.wake())
         except ValueError as error:
             raise DoesNotFit(f"kv_store={name}: {error}") from error
-    assert isinstance(memory, MemoryStore)
-    own = [memory.memory(group) for group in range(runner.kv.num_groups)]
+    slots = [memory.memory(group) for group in range(runner.kv.num_groups)]
     for group, size in enumerate(sizes):
-        if own[group].readonly or len(own[group]) % size:
-            raise contract_error(memory, "memory", f"returned {len(own[group])} bytes, expected slots of {size}")
-        if not len(own[group]):
+        if slots[group].readonly or len(slots[group]) % size:
+            raise contract_error(memory, "memory", f"returned {len(slots[group])} bytes, expected slots of {size}")
+        if not len(slots[group]):
             raise DoesNotFit(
                 f"kv_store=[{','.join(names)}]: {names[0]} has no room for a record of {sum(layout.counted)} bytes; "
                 f"give it more, as with a larger kv_store.{names[0]}.max_bytes"
             )
-    records.attach(own)
+    num_slots = tuple([len(part) // size for part, size in zip(slots, sizes, strict=True)])
+    parts = _parts(ranks, sizes) if is_whole else []
+    records.attach(slots, parts[0] if parts else None)
     runner.records = records
     if isinstance(device, RankedDevice):
-        device.keep_records([len(part) // size for part, size in zip(own, sizes, strict=True)])
+        places = tuple(memory.places()) if is_whole and isinstance(memory, SharedStore) else ()
+        told = [KeepRecords(num_slots, places, tuple(map(astuple, each))) for each in parts]
+        device.keep_records(told or [KeepRecords(num_slots)] * len(ranks))
     core.keep_records(names, bound.kv_stores, sizes, device.store)
 
 
-def _on_all_ranks(plan: EnginePlan, bound: BoundEngine) -> tuple[int, ...]:
-    """By KV group: bytes of a record on all ranks; empty where there is one."""
-    if plan.layout.size == 1:
-        return ()
+def _opened_by_all(
+    plan: EnginePlan, memory: MemoryStore, device: RankedDevice, segments: Segments | None, alone: bool
+) -> Segments | None:
+    """Memory that all ranks have opened; ``None``: each keeps its part. ``alone``: there is no further store."""
+    problems = {0: f"{plan.slots['kv_store'][0].name} has no memory that ranks share"}
+    if isinstance(memory, SharedStore) and plan.parallelism.nodes == 1:
+        opening = None if segments is None else of_all_ranks(segments.files[segments.own], EARLIER_S)
+        if opening is None:  # a server has made none, or ranks that nobody sees have not ended
+            made = ServerMemory(replace(plan, launcher=None)).of(0)
+            assert made is not None
+            segments = replace(made, files=made.files[:1])
+            opening = of_all_ranks(segments.files[0], 0.0)
+        assert opening is not None
+        problems = device.open_memory(opening)
+        if not problems:
+            return segments
+    if alone:
+        return None
+    rank, problem = next(iter(problems.items()))
+    raise DoesNotFit(_memory_alone(plan, f"the ranks of this engine (rank {rank}: {problem})"))
+
+
+def _ranks(plan: EnginePlan, bound: BoundEngine) -> list[_Rank]:
     found = cache_groups(bound.graph.caches, cached_by(bound.drafter), plan.layout.dcp)
-    sizes = [
-        KVCache.block_bytes(of_rank(found, own), bound.kv_format, plan.block_size, plan.dtype)
-        for own in placed(plan, bound)
+    groups = [of_rank(found, own) for own in placed(plan, bound)]
+    return [_Rank(own, KVCache.block_bytes(own, bound.kv_format, plan.block_size, plan.dtype)) for own in groups]
+
+
+def _parts(ranks: list[_Rank], sizes: tuple[int, ...]) -> list[list[Part]]:
+    """By rank and KV group, of records that have the parts of all ranks, one after the other."""
+    begins = [[0, *accumulate([rank.sizes[group] for rank in ranks])] for group in range(len(sizes))]
+    return [
+        [Part(begins[group][number], rank.sizes[group], size) for group, size in enumerate(sizes)]
+        for number, rank in enumerate(ranks)
     ]
-    return tuple(map(sum, zip(*sizes, strict=True)))
 
 
-def _digest(namespace: str, plan: EnginePlan, runner: ModelRunner) -> bytes:
-    """Of the namespace and of how records lie in memory. With several ranks it is this run's alone: what the others
-    have of a record ends with it."""
-    groups, run = runner.kv.groups, secrets.token_hex(16) if plan.layout.size > 1 else ""
-    cached = repr(groups.caches), groups.group_of
-    parts = (namespace, plan.layout, plan.block_size, *cached, str(runner.kv.block_size), run)
+def _digest(namespace: str, plan: EnginePlan, ranks: list[_Rank], run: str) -> bytes:
+    """Of the namespace and of what lies where in a record. ``run``: of this engine alone, where other ranks have parts
+    of records that end with it."""
+    cached = [(repr(rank.groups.caches), rank.groups.group_of, rank.sizes) for rank in ranks]
+    parts = (namespace, plan.layout, plan.block_size, cached, run)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).digest()

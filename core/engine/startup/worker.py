@@ -42,6 +42,8 @@ from engine.ranks.messages import (
     KeepRecords,
     Loaded,
     Meet,
+    Opened,
+    OpenMemory,
     Result,
     Run,
     Store,
@@ -53,6 +55,7 @@ from engine.startup.agreement import hello, present
 from engine.startup.kernels import begin_kernels
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
+from engine.startup.segments import opened
 from engine.step.plan import StepResult
 
 if TYPE_CHECKING:
@@ -99,6 +102,8 @@ class Worker:
         self._inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
         self._where: Callable[[], Where] = Where
         self._ended = threading.Event()
+        self._memory = -1
+        """The memory of rank 0, once it is open."""
         self.communicator: Communicator | None = None
         self.why = ""
         """The engine process cannot use this worker."""
@@ -120,6 +125,8 @@ class Worker:
             if self.communicator is not None:
                 self.communicator.close()
             self._link.close()
+            if self._memory >= 0:
+                os.close(self._memory)
         return self._code
 
     def _say_why(self, error: Exception) -> None:
@@ -178,7 +185,7 @@ class Worker:
         described = describe_model(plan)
         begin_kernels(plan, described.graph)
         self._where = lambda: Where("import torch")
-        from engine.kv.records import own_records
+        from engine.kv.records import Part, own_records, shared_records
         from engine.ranks.steps import RankSteps
         from engine.startup.rank import Rank
 
@@ -197,13 +204,26 @@ class Worker:
             rank.runner, rank.worker, rank.status, self._result if rank.chooses else _ignore, self._failed
         )
         while True:
-            match self._next(Run, Store, KeepRecords):
+            match self._next(Run, Store, OpenMemory, KeepRecords):
                 case Run(plan=step):
                     steps.run(step)
                 case Store(number, moves):
                     steps.store(moves, partial(self._stored, number))
-                case KeepRecords(num_slots):
+                case OpenMemory() as opening:
+                    self._link.send(Opened(self._open(opening)))
+                case KeepRecords(num_slots, ()):
                     rank.runner.records = own_records(rank.runner.kv, num_slots)
+                case KeepRecords(num_slots, places, parts):
+                    own = [Part(*part) for part in parts]
+                    rank.runner.records = shared_records(rank.runner.kv, self._memory, places, num_slots, own)
+
+    def _open(self, opening: OpenMemory) -> str:
+        """Why it cannot be opened; empty: it is."""
+        try:
+            self._memory = opened(opening)
+        except OSError as error:
+            return str(error)
+        return ""
 
     def _next(self, *kinds: type[M]) -> M:
         """The next message, which must be of one of these kinds. Raises :class:`Gone`."""

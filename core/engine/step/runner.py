@@ -296,14 +296,15 @@ class DeviceQueue:
         return wait
 
     def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
-        """Queue copies of committed blocks to memory, then call ``done``, from any thread: whether all went well."""
+        """Queue copies of committed blocks to memory, then call ``done``, from any thread: whether all went well.
+        Without any it is called once the records of earlier plans are in their blocks."""
         self._worker.start(partial(self._store, moves, done))
 
     def _store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
         records = self._runner.records
         assert records is not None
         try:
-            arriving = [records.gather(move.group, move.blocks, move.slots) for move in moves]
+            arriving = [records.gather(move.group, move.blocks, move.slots) for move in moves] or [records.loaded()]
         except Exception as error:
             _not_stored(error, done)
         else:

@@ -404,6 +404,15 @@ class KVStoreConformance:
             (store.publish if number < ended[0][1] else store.abandon)(group, slot)
         return ended[0][1]
 
+    def test_slots_lie_in_the_file_where_other_ranks_look_for_them(self) -> None:
+        with files_in_memory(2) as files:
+            store = self.sharing(files, 1)
+            for group, key in ids_of(6):
+                slot, size = self.filled(store, (group, key)), LAYOUT.num_bytes[group]
+                assert slot is not None
+                assert os.pread(files[1], size, store.places()[group] + slot * size) == record_of((group, key))
+            store.close(1.0)
+
     def test_an_engine_finds_what_the_one_before_it_left(self) -> None:
         ids = ids_of(12)
         with files_in_memory(1) as files:

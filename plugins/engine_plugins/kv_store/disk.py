@@ -1,6 +1,9 @@
 """``disk``: a file for each record, in a folder for each namespace; the least recently used make way.
 
 Nothing is trusted that is read: a file that is short, damaged or another's is a miss, and removed.
+
+What is to stay (:class:`engine.contracts.kv_store.RetainingStagedStore`) makes way last of its owner's records. An
+attribute of each file says whose it is, and how long it stays, to later engines and to others that share the folder.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import stat
 import threading
 import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,6 +28,7 @@ from engine.contracts.config import SlotConfig, at_least, one_of
 from engine.contracts.kv_store import RecordId, RecordLayout, StoreUsage
 from engine.contracts.provider import BuildContext
 from engine.native.folder import unusable, user_folder
+from engine_plugins.eviction import MOST_RETAINED
 from engine_plugins.kv_store.record_files import (
     ABOUT,
     CLEARING,
@@ -33,8 +37,10 @@ from engine_plugins.kv_store.record_files import (
     About,
     file_of,
     id_of,
+    keep_file,
     read_file,
     record_files,
+    stay_of,
     write_about,
     write_file,
 )
@@ -55,6 +61,8 @@ SLACK = 0.05
 """Of the bound: so much is removed at once when it is reached, and so much may be written before files that others have
 written are counted again."""
 
+RENEWED = 0.1
+"""Of the time that a record stays: a use within so much of it after the last one is not written to its file."""
 BURST_S = 10.0
 """A budget of bytes a second that was not used for so long may be used at once."""
 SEEN_BITS = 1 << 24
@@ -101,8 +109,26 @@ class Seen:
         return found
 
 
+@dataclass(slots=True)
+class Kept:
+    """What is known of a file."""
+
+    size: int
+    """Bytes on the disk."""
+    owner: bytes = b""
+    """Whose it is, as far as that is known."""
+    seconds: float = 0.0
+    """It is to stay so long after its last use."""
+    used_s: float = 0.0
+    """Of those that are to stay: when that was, by the system's clock."""
+
+    @property
+    def until_s(self) -> float:
+        return self.used_s + self.seconds
+
+
 class DiskStore:
-    """See :class:`engine.contracts.kv_store.StagedStore`."""
+    """See :class:`engine.contracts.kv_store.RetainingStagedStore`."""
 
     def __init__(self, config: DiskConfig, context: BuildContext) -> None:
         self._root = user_folder("kv") if config.path == "auto" else Path(config.path).expanduser().absolute()
@@ -116,7 +142,9 @@ class DiskStore:
         self._context = context
         self._lock = threading.Lock()
         """Of what both the loop and threads change: the index, the counts and the generation."""
-        self._index: OrderedDict[RecordId, int] = OrderedDict()  # bytes on the disk; next victim first
+        self._index: OrderedDict[RecordId, Kept] = OrderedDict()  # next victim first
+        self._coming: dict[RecordId, Kept] = {}
+        """What waits to be written."""
         self._taken = self._others = 0
         """Bytes of this namespace, and of others."""
         self._clearing = 0
@@ -128,7 +156,7 @@ class DiskStore:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kv-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-write")
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="kv-look")
-        self._look: Future[os.stat_result] | None = None
+        self._look: Future[tuple[os.stat_result, tuple[bytes, float]]] | None = None
         self._looked_s = 0.0
         """Spent on looking since the last poll."""
 
@@ -159,7 +187,7 @@ class DiskStore:
         begun_s = time.monotonic()
         self._look = self._looker.submit(status_of, file_of(self._folder, each))
         try:
-            status = self._look.result(LOOK_S)
+            status, stay = self._look.result(LOOK_S)
         except OSError:  # not there, or not known in time
             return False
         finally:
@@ -167,13 +195,19 @@ class DiskStore:
         if not stat.S_ISREG(status.st_mode):
             return False
         with self._lock:
-            self._add(each, status.st_blocks * 512)
+            self._add(each, Kept(status.st_blocks * 512, *stay, status.st_mtime))
         return True
 
-    def _add(self, each: RecordId, size: int) -> None:
+    def _add(self, each: RecordId, kept: Kept) -> None:
         """Of a file that is there. With the lock."""
-        self._taken += size - self._index.get(each, 0)
-        self._index[each] = size
+        self._forget(each)
+        self._index[each] = kept
+        self._taken += kept.size
+
+    def _forget(self, each: RecordId) -> None:
+        """With the lock."""
+        if (kept := self._index.pop(each, None)) is not None:
+            self._taken -= kept.size
 
     def usage(self) -> StoreUsage:
         with self._lock:
@@ -181,7 +215,7 @@ class DiskStore:
 
     def _scan(self) -> None:
         """Count what is there, oldest first, and remove what killed processes have left."""
-        own: list[tuple[float, RecordId, int]] = []
+        own: list[tuple[float, RecordId, Kept]] = []
         others, generation, now = 0, self._generation, time.time()
         for file, status in record_files(self._root):
             if file.name.startswith(UNFINISHED):
@@ -196,12 +230,16 @@ class DiskStore:
                     used_s = now
                     with suppress(OSError):
                         os.utime(file)
-                own.append((used_s, id_of(file.name), status.st_blocks * 512))
+                own.append((used_s, id_of(file.name), Kept(status.st_blocks * 512, *stay_of(file), used_s)))
+        own.sort(key=lambda each: each[:2])
         with self._lock:
             self._others, self._written = others, 0
             if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
-                self._index = OrderedDict((each, size) for _, each, size in sorted(own))
-                self._taken = sum(self._index.values())
+                for _, each, kept in own:
+                    if not kept.owner and each in self._index:
+                        kept.owner = self._index[each].owner
+                self._index = OrderedDict((each, kept) for _, each, kept in own)
+                self._taken = sum([kept.size for kept in self._index.values()])
 
     def _tidy(self) -> None:
         """Remove what is left of namespaces that have no records any more."""
@@ -226,6 +264,7 @@ class DiskStore:
             if self._bytes_s and not self._is_affordable(len(record)):
                 return False
             self._queued += len(record)
+            self._coming[group, key] = Kept(0)
             generation = self._generation
         self._writer.submit(self._write, (group, key), record, done, generation)
         return True
@@ -261,6 +300,7 @@ class DiskStore:
         finally:
             with self._lock:
                 self._queued -= len(record)
+                self._coming.pop(each, None)
             done()
 
     def _pause(self, error: OSError) -> None:
@@ -270,7 +310,7 @@ class DiskStore:
         warnings.warn(f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=2)
 
     def _keep(self, each: RecordId, record: memoryview, generation: int) -> None:
-        new, target = self._new(), file_of(self._folder, each)
+        new, target, kept = self._new(), file_of(self._folder, each), Kept(0)
         try:
             write_file(new, header_of(each, record), record)
             size = new.stat().st_blocks * 512
@@ -279,11 +319,39 @@ class DiskStore:
                 os.replace(new, target)  # without the lock, which the loop takes
             with self._lock:
                 if generation == self._generation:  # or clear() removes the file next
-                    self._add(each, size)
+                    kept = replace(self._coming.pop(each, kept), size=size)
+                    self._add(each, kept)
                     self._written += size
+            if kept.owner:
+                keep_file(target, kept.owner, kept.seconds)
         finally:
             with suppress(OSError):
                 new.unlink()
+
+    def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None:
+        now_s, renewed = time.time(), list[tuple[RecordId, Kept]]()
+        with self._lock:
+            for key in reversed(keys):
+                each = group, key
+                kept = self._index.get(each) or self._coming.get(each)
+                if kept is None:
+                    continue
+                is_new, kept.owner = kept.owner != tenant, tenant
+                if seconds:
+                    longest_s = max(seconds, kept.seconds) if kept.until_s > now_s else seconds
+                    if longest_s != kept.seconds or now_s - kept.used_s > RENEWED * longest_s:
+                        is_new, kept.seconds, kept.used_s = True, longest_s, now_s
+                if each in self._index:
+                    if seconds:
+                        self._index.move_to_end(each)
+                    if is_new:
+                        renewed.append((each, kept))
+        if renewed:
+            self._writer.submit(self._keep_files, renewed)
+
+    def _keep_files(self, renewed: Sequence[tuple[RecordId, Kept]]) -> None:
+        for each, kept in renewed:
+            keep_file(file_of(self._folder, each), kept.owner, kept.seconds)
 
     def _new(self) -> Path:
         """Where a file is written first."""
@@ -331,16 +399,19 @@ class DiskStore:
                     file.unlink()
                 too_many -= size
                 self._others -= size
-        while too_many > 0:
+        with self._lock:
+            order = [*self._index.items()]
+        for each in in_turn(order, MOST_RETAINED * self._most_bytes, time.time()):
+            if too_many <= 0:
+                return
             with self._lock:
-                if not self._index:
-                    return
-                each, size = self._index.popitem(last=False)
-                self._taken -= size
+                if each not in self._index:
+                    continue
+                too_many -= self._index[each].size
+                self._forget(each)
                 self._evicted += 1
             with suppress(OSError):
                 file_of(self._folder, each).unlink()
-            too_many -= size
 
     # Reading -----------------------------------------------------------------------------------------------------
 
@@ -387,12 +458,13 @@ class DiskStore:
                 good = False
             if not good:
                 with self._lock:
-                    self._taken -= self._index.pop(each, 0)
+                    self._forget(each)
                     self._faults += 1
                 return number
             with self._lock:
                 if each in self._index:
                     self._index.move_to_end(each)
+                    self._index[each].used_s = time.time()
         return len(ids)
 
     # The end -----------------------------------------------------------------------------------------------------
@@ -435,9 +507,34 @@ class DiskStore:
             last.result(max(1.0, ends - time.monotonic()))
 
 
-def status_of(file: Path) -> os.stat_result:
-    """Raises ``OSError``."""
-    return os.stat(file, follow_symlinks=False)
+def status_of(file: Path) -> tuple[os.stat_result, tuple[bytes, float]]:
+    """And how long it is to stay (:func:`stay_of`). Raises ``OSError``."""
+    return os.stat(file, follow_symlinks=False), stay_of(file)
+
+
+def in_turn(files: Sequence[tuple[RecordId, Kept]], most_retained: float, now_s: float) -> Iterator[RecordId]:
+    """In which order files make way. ``files``: the least recently used first. Each says whose turn it is; of an
+    owner's, those that are to stay are last, the next to lapse first. ``most_retained``: bytes of one owner's; what
+    exceeds it is as any."""
+    staying: defaultdict[bytes, list[tuple[RecordId, Kept]]] = defaultdict(list)
+    for each, kept in files:
+        if kept.seconds and kept.until_s > now_s:
+            staying[kept.owner].append((each, kept))
+    stays = set[RecordId]()
+    for own in staying.values():
+        own.sort(key=lambda file: file[1].until_s)
+        room = most_retained
+        for each, kept in reversed(own):
+            room -= kept.size
+            if room < 0:
+                break
+            stays.add(each)
+    turns: defaultdict[tuple[bytes, int], deque[RecordId]] = defaultdict(deque)
+    others = [(each, kept) for each, kept in files if kept.owner in staying and each not in stays]
+    for each, kept in (*others, *[file for own in staying.values() for file in own if file[0] in stays]):
+        turns[kept.owner, each[0]].append(each)
+    for each, kept in files:
+        yield turns[kept.owner, each[0]].popleft() if kept.owner in staying else each
 
 
 def remove_empty(folder: Path) -> None:

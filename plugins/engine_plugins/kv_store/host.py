@@ -99,6 +99,10 @@ class HostStore:
         for own in self._groups:
             own.free = [slot for slot in own.free if slot not in own.key_of]
 
+    def places(self) -> Sequence[int]:
+        assert self._segment is not None
+        return self._segment.shape.records[:-1]
+
     def others(self) -> Others | None:
         return self._others
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,11 @@ PLACE = re.compile(
     rf"{NAMESPACE.pattern}/(([0-9a-f]{{2}})/\2[0-9a-f]{{62}}-(0|[1-9][0-9]{{0,4}})|{UNFINISHED}[0-9a-f]{{16}}-[0-9]+)"
 )
 """Of a store's files. Whatever else is in the folder is not theirs: it is neither counted nor removed."""
+STAY = "user.engine.stay"
+"""An attribute of a file. The file's time is that of its last use."""
+MOST_STAY_S = 366 * 86400.0
+STAYS = struct.Struct("<d32s")
+"""How many seconds after that it is to stay, and whose it is."""
 ABOUT = "namespace.json"
 CLEARING = "clearing"
 """In a namespace whose records are being removed: while it is there, none of them may be found."""
@@ -80,6 +86,24 @@ def read_file(file: Path, each: RecordId, buffer: memoryview) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def keep_file(file: Path, owner: bytes, seconds: float) -> None:
+    """Say whose it is; ``seconds``: it was just used, and is to stay for so long after its last use. Where the file
+    system has no attributes, later engines and others do not know."""
+    with suppress(OSError):
+        if seconds:
+            os.utime(file, follow_symlinks=False)
+        os.setxattr(file, STAY, STAYS.pack(seconds, owner), follow_symlinks=False)
+
+
+def stay_of(file: Path) -> tuple[bytes, float]:
+    """Whose it is (empty: not known), and for how many seconds after its last use it is to stay; 0: as any."""
+    try:
+        seconds, owner = STAYS.unpack(os.getxattr(file, STAY, follow_symlinks=False))
+    except (OSError, struct.error):
+        return b"", 0.0
+    return owner, seconds if 0.0 <= seconds < MOST_STAY_S else 0.0
 
 
 def read_whole(file: Path, each: RecordId) -> bytes:

@@ -16,8 +16,8 @@ from engine.contracts.kv_store import RecordId, RecordLayout, StagedStore
 from engine.testing.context import build_context
 from engine.testing.kv_store import LAYOUT, LONGEST_S, OTHER, KVStoreConformance, ids_of, record_of
 from engine_plugins.kv_store import disk
-from engine_plugins.kv_store.disk import DiskConfig, DiskStore
-from engine_plugins.kv_store.record_files import ABOUT, file_of, read_about
+from engine_plugins.kv_store.disk import DiskConfig, DiskStore, Kept, in_turn
+from engine_plugins.kv_store.record_files import ABOUT, STAY, file_of, read_about
 from engine_plugins.kv_store.record_header import HEADER
 
 
@@ -151,6 +151,54 @@ def test_records_of_another_model_make_way_first(suite: Suite) -> None:
     left = sum(file.stat().st_blocks * 512 for file in files(suite.folder))
     assert left <= 1 << 20
     new.close(1.0)
+
+
+def test_what_a_tenant_retains_goes_after_its_others_also_in_later_engines_and_costs_nobody_else_anything(
+    suite: Suite,
+) -> None:
+    def written(store: DiskStore, tenant: bytes, text: str) -> None:
+        suite.written(store, ids_of(40, text))
+        for group in range(2):
+            store.retain(tenant, group, [key for at, key in ids_of(40, text) if at == group], 0.0)
+
+    try:
+        os.setxattr(suite.folder, STAY, b"")
+    except OSError as error:
+        pytest.skip(f"later engines are not told: {error}")
+    mine, theirs = b"m" * 32, b"t" * 32
+    first = suite.staged()
+    assert isinstance(first, DiskStore)
+    for tenant, text in ((mine, "kept"), (theirs, "their first"), (mine, "mine"), (theirs, "their last")):
+        written(first, tenant, text)
+    for group in range(2):
+        first.retain(mine, group, [key for at, key in ids_of(40, "kept") if at == group], 3600.0)
+    first.close(LONGEST_S)
+    one, two = suite.staged(), suite.staged()
+    assert isinstance(one, DiskStore) and isinstance(two, DiskStore)
+    kept = {(group, key): kept for (group, key), kept in two._index.items() if kept.seconds}
+    assert kept.keys() == {*ids_of(40, "kept")} and {each.owner for each in kept.values()} == {mine}
+    for number, store in enumerate((one, two, one, two)):
+        written(store, mine, f"more {number}")
+    assert num_found(two, ids_of(40, "kept")) == 40
+    assert num_found(two, ids_of(40, "their first")) == 0, "it was used before all others"
+    one.close(1.0)
+    two.close(1.0)
+
+
+def test_of_an_owner_what_is_to_stay_makes_way_last_the_next_to_lapse_first_and_only_so_much_stays() -> None:
+    def turns(most: float, now_s: float) -> str:
+        kept = {
+            "a": Kept(1, b"m", 90.0, 10.0), "b": Kept(1, b"t"), "c": Kept(1, b"m", 50.0, 10.0), "d": Kept(1, b"m"),
+            "e": Kept(1), "f": Kept(1, b"m"),
+        }  # fmt: skip
+        return "".join(
+            name.decode() for _, name in in_turn([((0, n.encode()), k) for n, k in kept.items()], most, now_s)
+        )
+
+    assert turns(2, 20.0) == "dbfcea"
+    assert turns(1, 20.0) == "cbdfea", "the first to lapse is as any"
+    assert turns(2, 70.0) == "cbdfea", "it has lapsed"
+    assert turns(2, 200.0) == turns(0, 20.0) == "abcdef"
 
 
 def test_a_write_that_fails_stops_writes_and_nothing_else(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,14 @@ class LocksTheRetained(HostStore):
         self.hold(group, slots)
 
 
+@mutant(Suite, "test_slots_lie_in_the_file_where_other_ranks_look_for_them")
+class SlotsElsewhere(HostStore):
+    """Has other ranks look where its headers are."""
+
+    def places(self) -> Sequence[int]:
+        return [place - 4096 for place in super().places()]
+
+
 @mutant(Suite, "test_an_abandoned_slot_is_free_again")
 class LosesSlots(HostStore):
     """Never gives an abandoned slot out again."""
