@@ -67,7 +67,7 @@ MAY_IMPORT = {
     },
     "http": {"http", "service", "plugin_guard", "startup", "loop", "assembly", "machine", "contracts"},
     "grpc": {"grpc", "service", "assembly", "contracts"},
-    "cli": {"cli", "testing", "grpc", "http", "service", "assembly", "contracts", "version"},
+    "cli": {"cli", "testing", "grpc", "http", "service", "plugin_guard", "assembly", "contracts", "version"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 
