@@ -99,6 +99,7 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
         for flag, wanted in (("--output", folder), ("--logs", options.logs)):
             if wanted is not None:
                 check_folder(wanted, flag)
+                wanted.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return FAILED

@@ -88,6 +88,7 @@ def train(arguments: argparse.Namespace) -> str:
         len(held_out),
         target.device,
     )
+    arguments.out.mkdir(parents=True, exist_ok=True)
     write(arguments.out, drafter, target, trained)
     return table(found)
 
