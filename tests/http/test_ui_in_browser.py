@@ -149,8 +149,7 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str) ->
         await tab.press("3")
         await tab.until("document.querySelector('.findings button')")
         assert await tab.text(".findings button") == "Run look"
-        await tab.js("document.querySelector('.findings button').focus()")
-        await tab.press("Enter")
+        await tab.js("document.querySelector('.findings button').click()")
         assert "Rows wait." in await tab.until(
             "document.querySelector('.findings .card') && document.querySelector('.findings .card').textContent"
         )

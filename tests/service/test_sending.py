@@ -33,7 +33,8 @@ def replace_in(request: EngineRequest, prompt_logprobs: int | None, **changed: A
 
 
 def nothing_is_left(fleet: Fleet) -> bool:
-    return all(engine.load == Load() and not engine.sendings for engine in fleet.engines.values())
+    engines = fleet.engines.values()
+    return all(engine.load == Load() and not engine.sendings and not engine.forecast._waiting for engine in engines)
 
 
 @in_loop

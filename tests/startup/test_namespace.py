@@ -93,7 +93,7 @@ def test_weights_that_change_while_they_are_read_are_not_named_by_what_is_there_
         return loaded
 
     monkeypatch.setattr(Rank, "load", load_and_replace)
-    with pytest.raises(CheckpointError, match="was changed while its weights were read; start the engine again"):
+    with pytest.raises(CheckpointError, match="were changed while they were read; start the engine again"):
         build_engine(plan)
 
 

@@ -291,10 +291,4 @@ def _placement_problems(built: Any) -> Iterator[str]:
     placement = getattr(built, "placement", None)
     kind = kinds.get(placement) if isinstance(built, Drafter) and isinstance(placement, str) else None
     if kind is not None and not isinstance(built, kind) and built.max_width != 0:
-        missing = [name for base in kind.__mro__ for name in _members(base) if not hasattr(built, name)]
-        yield f"placement is {placement!r}, and it lacks {', '.join(dict.fromkeys(missing))}"
-
-
-def _members(protocol: type[Any]) -> list[str]:
-    named = [name for name in vars(protocol) if not name.startswith("_")]
-    return sorted({*named, *getattr(protocol, "__annotations__", {})})
+        yield f"placement is {placement!r}, and {lacking(built, kind)}"

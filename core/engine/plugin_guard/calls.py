@@ -152,7 +152,8 @@ def changed(error: BaseException) -> str:
 
 
 def lacking(plugin: object, protocol: type[Any]) -> str:
-    """What an object lacks that is not of its slot's protocol, for ``it is not a Quantizer: ``, and :func:`changed`."""
+    """What an object lacks that is not of its slot's protocol, for ``it is not a Quantizer: ``, and where changes
+    of the plugin interface are listed."""
     members = {name for base in protocol.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", ()))}
     missing = sorted(name for name in members if not (name.startswith("_") or hasattr(plugin, name)))
     return f"it lacks {', '.join(missing) or 'part of the protocol'}{SEE_CHANGELOG}"

@@ -19,7 +19,9 @@ def open_alone(folder: Path, name: str, schema: str, *pragmas: str) -> tuple[sql
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.fchmod(file, 0o600)
+        os.close(file)
         database = sqlite3.connect(folder / name, isolation_level=None, check_same_thread=False)
         for pragma in ("journal_mode=WAL", *pragmas):
             database.execute(f"PRAGMA {pragma}")

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -101,6 +102,7 @@ class Keys:
     def _look(self) -> None:
         try:
             if (state := _state_of(self._path)) == self._seen:
+                self._wrong = ""
                 return
             self._seen = state
             self._callers, self._wrong = self._read(), ""
@@ -182,12 +184,10 @@ def _read(path: str) -> list[Caller]:
 
 def _parsed(text: str) -> Any:
     """JSON is YAML, and read much faster: requests wait meanwhile. Raises ``ValueError``."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(text)
     import yaml
 
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        pass
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:

@@ -266,5 +266,5 @@ class Sending:
         with suppress(EngineDead):
             self._stream.abort()
         self._share.end()
-        self.engine.forecast.end(self._expected)
+        self.engine.forecast.end(self._waits)
         self.engine.sendings.discard(self)

@@ -36,7 +36,7 @@ EARLIER_S = 10.0
 
 
 def files_to_read(plan: EnginePlan, bound: BoundEngine) -> list[FileState]:
-    """The state of all files that an engine's weights are in, before they are read."""
+    """The state of the files that an engine's model is in, and its drafter where keys last, before they are read."""
     folders = Path(plan.model.path), _drafter_folder(plan, bound)
     return [each for folder in folders if folder is not None for each in file_states(folder)]
 
@@ -49,7 +49,10 @@ def namespace_of(plan: EnginePlan, bound: BoundEngine, files: Sequence[FileState
         return ""
     namespace = lasting_namespace(plan, _drafter_folder(plan, bound))
     if files_to_read(plan, bound) != files:
-        raise CheckpointError(f"{plan.model.path} was changed while its weights were read; start the engine again")
+        raise CheckpointError(
+            f"the files of {plan.model.path}, or of its drafter, were changed while they were read; "
+            "start the engine again"
+        )
     return namespace
 
 

@@ -109,7 +109,7 @@ class Seen:
         return found
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What is known of a file."""
 
@@ -235,10 +235,7 @@ class DiskStore:
         with self._lock:
             self._others, self._written = others, 0
             if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
-                for _, each, kept in own:
-                    if not kept.owner and each in self._index:
-                        kept.owner = self._index[each].owner
-                self._index = OrderedDict((each, kept) for _, each, kept in own)
+                self._index = OrderedDict((each, _known(kept, self._index.get(each))) for _, each, kept in own)
                 self._taken = sum([kept.size for kept in self._index.values()])
 
     def _tidy(self) -> None:
@@ -300,7 +297,8 @@ class DiskStore:
         finally:
             with self._lock:
                 self._queued -= len(record)
-                self._coming.pop(each, None)
+                if generation == self._generation:  # or it is a later one of this name
+                    self._coming.pop(each, None)
             done()
 
     def _pause(self, error: OSError) -> None:
@@ -333,18 +331,19 @@ class DiskStore:
         with self._lock:
             for key in reversed(keys):
                 each = group, key
-                kept = self._index.get(each) or self._coming.get(each)
-                if kept is None:
+                place = self._index if each in self._index else self._coming
+                if (known := place.get(each)) is None:
                     continue
-                is_new, kept.owner = kept.owner != tenant, tenant
+                kept = replace(known, owner=tenant)
                 if seconds:
-                    longest_s = max(seconds, kept.seconds) if kept.until_s > now_s else seconds
-                    if longest_s != kept.seconds or now_s - kept.used_s > RENEWED * longest_s:
-                        is_new, kept.seconds, kept.used_s = True, longest_s, now_s
+                    longest_s = max(seconds, known.seconds) if known.until_s > now_s else seconds
+                    if longest_s != known.seconds or now_s - known.used_s > RENEWED * longest_s:
+                        kept = replace(kept, seconds=longest_s, used_s=now_s)
+                place[each] = kept
                 if each in self._index:
                     if seconds:
                         self._index.move_to_end(each)
-                    if is_new:
+                    if kept != known:
                         renewed.append((each, kept))
         if renewed:
             self._writer.submit(self._keep_files, renewed)
@@ -463,8 +462,8 @@ class DiskStore:
                 return number
             with self._lock:
                 if each in self._index:
+                    self._index[each] = replace(self._index[each], used_s=time.time())
                     self._index.move_to_end(each)
-                    self._index[each].used_s = time.time()
         return len(ids)
 
     # The end -----------------------------------------------------------------------------------------------------
@@ -474,6 +473,7 @@ class DiskStore:
             self._generation += 1
             self._clearing += 1
             self._index.clear()
+            self._coming.clear()
             self._taken = 0
         self._writer.submit(self._remove_all)
 
@@ -510,6 +510,14 @@ class DiskStore:
 def status_of(file: Path) -> tuple[os.stat_result, tuple[bytes, float]]:
     """And how long it is to stay (:func:`stay_of`). Raises ``OSError``."""
     return os.stat(file, follow_symlinks=False), stay_of(file)
+
+
+def _known(kept: Kept, known: Kept | None) -> Kept:
+    """What a file says, and what this store knows that its file does not, or not yet."""
+    if known is None:
+        return kept
+    kept = replace(kept, owner=kept.owner or known.owner)
+    return replace(kept, seconds=known.seconds, used_s=known.used_s) if known.until_s > kept.until_s else kept
 
 
 def in_turn(files: Sequence[tuple[RecordId, Kept]], most_retained: float, now_s: float) -> Iterator[RecordId]:

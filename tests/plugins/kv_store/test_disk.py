@@ -185,6 +185,20 @@ def test_what_a_tenant_retains_goes_after_its_others_also_in_later_engines_and_c
     two.close(1.0)
 
 
+def test_what_is_to_stay_is_known_for_as_long_as_the_store_where_files_cannot_say_it(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "stay_of", lambda file: (b"", 0.0))
+    store = suite.staged()
+    assert isinstance(store, DiskStore)
+    suite.written(store, ids_of(4, "kept"))
+    store.retain(b"m" * 32, 0, [key for group, key in ids_of(4, "kept") if group == 0], 3600.0)
+    store._scan()
+    stays = {each for each, kept in store._index.items() if kept.seconds == 3600.0 and kept.owner == b"m" * 32}
+    assert stays == {each for each in ids_of(4, "kept") if each[0] == 0} != set()
+    store.close(1.0)
+
+
 def test_of_an_owner_what_is_to_stay_makes_way_last_the_next_to_lapse_first_and_only_so_much_stays() -> None:
     def turns(most: float, now_s: float) -> str:
         kept = {

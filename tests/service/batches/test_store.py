@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import signal
@@ -177,14 +178,17 @@ def test_what_a_tenant_keeps_has_a_limit_in_number_too(tmp_path: Path, monkeypat
     monkeypatch.setattr(store_module, "MOST_FILES", 4)
     monkeypatch.setattr(store_module, "MOST_OVER", 2)
     store = Store(tmp_path)
+    seconds = itertools.count(100)
+    monkeypatch.setattr(store_module, "now", lambda: next(seconds))
     for name in ("a", "b", "c"):
         batch(store, 0, name)
         assert store.has_room("t")
+    for name in ("b", "c", "a"):
         store.cancel(name, "t")
         store.finish(name)
     batch(store, 1, "d")
     assert not store.has_room("t") and store.has_room("another")
-    assert [each.id for each in store.batches("t", None, 9)] == ["d", "c", "b"]
-    store.save([("a", 1, True, b"late"), ("d", 1, True, b"in time")])  # a is forgotten
+    assert [each.id for each in store.batches("t", None, 9)] == ["d", "c", "a"], "b ended first"
+    store.save([("b", 1, True, b"late"), ("d", 1, True, b"in time")])  # b is forgotten
     assert store.batch("d", "t").completed == 1
     store.close()

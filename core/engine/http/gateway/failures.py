@@ -15,7 +15,7 @@ Failure = ApiError | web.Response
 """An error of the gateway, or what a target answered."""
 
 
-ANSWERS = frozenset({"choices", "output", "content", "done"})
+ANSWER_FIELDS = frozenset({"choices", "output", "content", "done"})
 """What a whole answer has one of, by its API."""
 
 
@@ -44,7 +44,7 @@ def is_object(data: bytes) -> bool:
 def is_error(data: bytes) -> bool:
     """Whether that is a JSON object with an error and nothing of an answer."""
     found = _fields(data) or {}
-    return bytes(found.get("error", b"null")) != b"null" and not ANSWERS & found.keys()
+    return bytes(found.get("error", b"null")) != b"null" and not ANSWER_FIELDS & found.keys()
 
 
 def _fields(data: bytes) -> dict[str, msgspec.Raw] | None:

@@ -56,6 +56,8 @@ async def upload(http: web.Request) -> web.StreamResponse:
         # A web page may send a form without asking this server first.
         raise HttpError(403, "Pages of this origin may not upload (server.cors_origins).", code="foreign_origin")
     batches = state.batches
+    if not await batches.call(lambda store: store.has_room(tenant)):
+        raise _too_many_files()
     path = await batches.call(lambda store: store.new_path())
 
     def taken(store: Store) -> File:
@@ -63,8 +65,7 @@ async def upload(http: web.Request) -> web.StreamResponse:
         if store.bytes_of(tenant) + path.stat().st_size > batches.settings.total_bytes:
             raise _too_many(batches)
         if not store.has_room(tenant):
-            message = f"There are {MOST_FILES} files, as many as may be; delete some."
-            raise HttpError(413, message, code="files_too_large")
+            raise _too_many_files()
         return store.take(path, tenant, filename)
 
     try:
@@ -136,6 +137,11 @@ async def _write(part: BodyPartReader, batches: Batches, tenant: str, path: Path
 def _too_many(batches: Batches) -> HttpError:
     message = f"The files have more than {batches.settings.total_bytes} bytes (batches.total_bytes); delete some."
     return HttpError(413, message, code="files_too_large")
+
+
+def _too_many_files() -> HttpError:
+    message = f"There are {MOST_FILES} files, as many as may be; delete some."
+    return HttpError(413, message, code="too_many_files")
 
 
 def _words(text: str) -> str:

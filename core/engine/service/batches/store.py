@@ -37,7 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 MOST_FILES = 10_000
 """Of a tenant: an empty one takes room, too."""
 MOST_OVER = 1_000
-"""Batches of a tenant that are over: the oldest are forgotten, their files are not."""
+"""Batches of a tenant that are over: those that ended first are forgotten, their files are not."""
 SLICE = 500
 """Rows that are taken into memory at a time."""
 
@@ -143,9 +143,9 @@ class Store:
         with self._transaction():
             self._db.execute("INSERT INTO batches VALUES (?, ?, '', '')", [batch.id, batch.tenant])
             self._put(batch)
-            over = (
-                f"SELECT rowid FROM batches WHERE tenant = ? AND status IN {OVER} ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-            )
+            over = f"""SELECT rowid FROM batches WHERE tenant = ? AND status IN {OVER}
+                ORDER BY json_extract(CAST(record AS TEXT), '$.times.' || status || '_at') DESC, rowid DESC
+                LIMIT -1 OFFSET ?"""
             self._db.execute(f"DELETE FROM batches WHERE rowid IN ({over})", [batch.tenant, MOST_OVER])
 
     def batches(self, tenant: str, after: str | None, limit: int) -> list[Batch]:
