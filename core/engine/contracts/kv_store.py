@@ -192,7 +192,7 @@ class SharedStore(MemoryStore, Protocol):
         again."""
         ...
 
-    def places(self) -> Sequence[int]:
+    def slot_offsets(self) -> Sequence[int]:
         """By KV group: where in that file its first slot begins, in bytes. Further ranks of the engine map it, too, and
         read and write their parts of slots. Called after :meth:`KVStore.open`."""
         ...

@@ -33,8 +33,8 @@ class Part:
     begin: int
     """Where it begins in a slot."""
     num_bytes: int
-    slot: int
-    """Of a slot: the parts of all ranks."""
+    slot_bytes: int
+    """Of a whole slot: the parts of all ranks."""
 
 
 class Records:
@@ -60,13 +60,13 @@ class Records:
             raise ValueError(f"records have {self.num_bytes} bytes on this rank, expected {expected}")
         self._parts, self._memory = [], []
         for slots, part, tensors, sizes in zip(memory, parts, self._tensors, self._sizes, strict=True):
-            element = _widest([*sizes, part.begin, part.slot])
+            element = _widest([*sizes, part.begin, part.slot_bytes])
             begin, end = part.begin // element.itemsize, (part.begin + part.num_bytes) // element.itemsize
             self._parts.append([own.flatten(1).view(element) for own in tensors])
             if not part.num_bytes:
                 self._memory.append(torch.empty(0))
                 continue
-            whole = torch.frombuffer(slots, dtype=element).view(-1, part.slot // element.itemsize)
+            whole = torch.frombuffer(slots, dtype=element).view(-1, part.slot_bytes // element.itemsize)
             if self._aside is not None:
                 pin(whole)
             self._memory.append(whole[:, begin:end])
@@ -154,14 +154,14 @@ def own_records(kv: KVCache, num_slots: Sequence[int]) -> Records:
 
 
 def shared_records(
-    kv: KVCache, file: int, places: Sequence[int], num_slots: Sequence[int], parts: Sequence[Part]
+    kv: KVCache, file: int, offsets: Sequence[int], num_slots: Sequence[int], parts: Sequence[Part]
 ) -> Records:
-    """Records of a further rank, in the memory of rank 0. ``file``: a descriptor of it; ``places``: by group, where in
-    it the first slot begins. Raises as :meth:`Records.attach`."""
+    """Records of a further rank, in the memory of rank 0. ``file``: a descriptor of it; ``offsets``: by group,
+    where in it the first slot begins. Raises as :meth:`Records.attach`."""
     records = Records(kv)
-    ends = [place + count * part.slot for place, count, part in zip(places, num_slots, parts, strict=True)]
+    ends = [begin + count * part.slot_bytes for begin, count, part in zip(offsets, num_slots, parts, strict=True)]
     memory = memoryview(mmap.mmap(file, max(ends)))
-    records.attach([memory[place:end] for place, end in zip(places, ends, strict=True)], parts)
+    records.attach([memory[begin:end] for begin, end in zip(offsets, ends, strict=True)], parts)
     return records
 
 

@@ -156,9 +156,9 @@ class Storing:
 
     def _retain(self, group: int, prefix: Prefix, retain: Sequence[Retained]) -> None:
         size = self._block_size
-        places = [self._memory.find(group, key) for key in prefix.keys[1 : prefix.num_tokens // size + 1]]
+        found = [self._memory.find(group, key) for key in prefix.keys[1 : prefix.num_tokens // size + 1]]
         for num_tokens, seconds in ((prefix.num_tokens, 0.0), *retain):
-            slots = [slot for slot in places[: num_tokens // size] if slot is not None]
+            slots = [slot for slot in found[: num_tokens // size] if slot is not None]
             if slots:
                 self._memory.touch(prefix.keys[0], group, slots, seconds)
         if retain:  # stores that want only what is used again want these at once

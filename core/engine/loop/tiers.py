@@ -194,13 +194,13 @@ class Tiers:
     def fill(self, lease: Lease, prefix: Prefix) -> Fill:
         """What is to be copied into the blocks of a lease. Every record of it was found just now."""
         moves = []
-        for group, places in enumerate(lease.to_fill):
-            if not places:
+        for group, indexes in enumerate(lease.to_fill):
+            if not indexes:
                 continue
-            slots = [self._memory.found(group, prefix.keys[at + 1]) for at in places]
+            slots = [self._memory.found(group, prefix.keys[at + 1]) for at in indexes]
             self._memory.hold(group, slots)
             self._memory.touch(prefix.keys[0], group, slots)
-            moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in places]), tuple(slots)))
+            moves.append(RecordMove(group, tuple([lease.blocks[group][at] for at in indexes]), tuple(slots)))
             self._own.loaded_bytes += len(slots) * self._staging.num_bytes[group]
 
         return Fill(moves, self._staging.num_bytes, self._let_go)

@@ -137,8 +137,8 @@ class KeepRecords(msgspec.Struct, frozen=True, tag="keep_records"):
 
     num_slots: tuple[int, ...]
     """By KV group."""
-    places: tuple[int, ...] = ()
-    """By KV group: where slots begin in what was opened; empty: this rank makes memory."""
+    offsets: tuple[int, ...] = ()
+    """By KV group: where slots begin in what was opened, in bytes; empty: this rank makes memory."""
     parts: tuple[tuple[int, int, int], ...] = ()
     """By KV group: what of them is this rank's. See :class:`engine.kv.records.Part`."""
 

@@ -153,8 +153,8 @@ def open_stores(
     records.attach(slots, parts[0] if parts else None)
     runner.records = records
     if isinstance(device, RankedDevice):
-        places = tuple(memory.places()) if is_whole and isinstance(memory, SharedStore) else ()
-        told = [KeepRecords(num_slots, places, tuple(map(astuple, each))) for each in parts]
+        offsets = tuple(memory.slot_offsets()) if is_whole and isinstance(memory, SharedStore) else ()
+        told = [KeepRecords(num_slots, offsets, tuple(map(astuple, each))) for each in parts]
         device.keep_records(told or [KeepRecords(num_slots)] * len(ranks))
     core.keep_records(names, bound.kv_stores, sizes, device.store)
 

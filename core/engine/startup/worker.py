@@ -213,9 +213,9 @@ class Worker:
                     self._link.send(Opened(self._open(opening)))
                 case KeepRecords(num_slots, ()):
                     rank.runner.records = own_records(rank.runner.kv, num_slots)
-                case KeepRecords(num_slots, places, parts):
+                case KeepRecords(num_slots, offsets, parts):
                     own = [Part(*part) for part in parts]
-                    rank.runner.records = shared_records(rank.runner.kv, self._memory, places, num_slots, own)
+                    rank.runner.records = shared_records(rank.runner.kv, self._memory, offsets, num_slots, own)
 
     def _open(self, opening: OpenMemory) -> str:
         """Why it cannot be opened; empty: it is."""

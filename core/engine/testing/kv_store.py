@@ -410,7 +410,7 @@ class KVStoreConformance:
             for group, key in ids_of(6):
                 slot, size = self.filled(store, (group, key)), LAYOUT.num_bytes[group]
                 assert slot is not None
-                assert os.pread(files[1], size, store.places()[group] + slot * size) == record_of((group, key))
+                assert os.pread(files[1], size, store.slot_offsets()[group] + slot * size) == record_of((group, key))
             store.close(1.0)
 
     def test_an_engine_finds_what_the_one_before_it_left(self) -> None:

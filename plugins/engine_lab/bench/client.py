@@ -19,7 +19,7 @@ from engine_lab.bench.mixture import mixed
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.pattern import POISSON
 from engine_lab.bench.probe import Calibration, Counter, calibrate, find_model, load_tokenizer
-from engine_lab.bench.progress import progress
+from engine_lab.bench.progress import requests_done
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import Due, play, schedule_of
 from engine_lab.bench.result import Result, summarise
@@ -75,7 +75,7 @@ class Client:
             records.append(record)
             told(record)
 
-        with progress(options.load, total) as told:
+        with requests_done(options.load, total) as told:
             async with watched(clock) as lag:
                 try:
                     await self._load(options, stream, on_done)

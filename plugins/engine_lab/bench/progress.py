@@ -18,7 +18,7 @@ EVERY_S = 10.0
 
 
 @contextmanager
-def progress(load: str, total: int | None) -> Iterator[OnDone]:
+def requests_done(load: str, total: int | None) -> Iterator[OnDone]:
     """Requests done, and how many failed. ``total``: how many there will be, where that is known."""
     if not sys.stderr.isatty():
         yield _Lines(load, total)

@@ -19,7 +19,7 @@ from engine.contracts.shares import share_interval
 from engine.service.agreement import LEAST_F1, SHORT_WORDS, agree
 from engine.service.confidence import Calibration, confidence
 from engine_lab.calibrate.isotonic import LEAST, Step, isotonic
-from engine_lab.eval.progress import progress
+from engine_lab.eval.progress import progress_bar
 from engine_lab.eval.questions import messages_of
 from engine_lab.eval.windows import json_lines, read_lines
 from engine_lab.shared.errors import EvalError, EvalFailed, complain
@@ -100,7 +100,7 @@ async def ask_all(flags: argparse.Namespace, prompts: Sequence[Messages]) -> lis
     headers = {"Authorization": f"Bearer {flags.api_key}"} if flags.api_key else {}
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        with progress("prompts", len(prompts)) as done:
+        with progress_bar("prompts", len(prompts)) as done:
 
             async def one(messages: Messages) -> Pair:
                 async with free:

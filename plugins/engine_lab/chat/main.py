@@ -21,7 +21,7 @@ from engine_lab.chat.conversation import Conversation
 from engine_lab.chat.own_server import StartError
 from engine_lab.chat.prompt import read_message
 from engine_lab.chat.screen import Screen, plain
-from engine_lab.chat.summary import progress, summary
+from engine_lab.chat.summary import speed_so_far, summary
 from engine_lab.chat.which import listens, started, words
 from engine_lab.chat.why import waterfall
 from engine_lab.shared.live import LiveEngine, LiveError
@@ -168,7 +168,7 @@ async def _show_answer(
     def show() -> None:
         nonlocal written
         text = answer.text
-        screen.write(text[written:], progress(answer, clock()))
+        screen.write(text[written:], speed_so_far(answer, clock()))
         written = len(text)
 
     async def refresh() -> None:

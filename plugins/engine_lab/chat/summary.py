@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from engine_lab.chat.ask import Answer
 
 
-def progress(answer: Answer, now_s: float) -> str:
+def speed_so_far(answer: Answer, now_s: float) -> str:
     """While it comes."""
     said = answer.said
     if answer.ttft_s is None:

@@ -29,7 +29,7 @@ from engine_lab.doctor.verify import verify
 from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveEngine, LiveError
 from engine_lab.shared.output import check_writable
-from engine_lab.shared.progress import progress
+from engine_lab.shared.progress import status_line
 from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
@@ -86,7 +86,7 @@ def _verify(flags: argparse.Namespace, found: Evidence, diagnosis: Diagnosis) ->
     try:
         file = _ledger(flags.ledger or "")
         options = options_of(flags.workload or workload_of(found, REQUESTS), flags.pairs)
-        with ends_cleanly(), progress() as say:
+        with ends_cleanly(), status_line() as say:
             verified = asyncio.run(verify(finding, found, options, say, replayed=replayed))
         entry = ledger.entry_of(finding, found, verified.ratio, verified.paid)
         ledger.append(file, entry)

@@ -18,7 +18,7 @@ from engine.service.tokenizer import TokenizerError
 from engine_lab.eval.material import Material, read_material
 from engine_lab.eval.options import DEFAULT_REQUEST, EvalOptions
 from engine_lab.eval.plans import Contestant, check_vocabulary, contestants, reference_of
-from engine_lab.eval.progress import progress
+from engine_lab.eval.progress import progress_bar
 from engine_lab.eval.report import Report, Row, failures, render
 from engine_lab.shared.errors import EvalError, EvalFailed, complain, explained
 from engine_lab.shared.output import check_writable, write_json
@@ -126,11 +126,11 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
 
     _check_fits(plans[0].plan, rows)
     loaded = []
-    with progress("load", len(plans)) as done, explained():
+    with progress_bar("load", len(plans)) as done, explained():
         for one in plans:
             loaded.append(LoadedPlan(one.plan, bind(one.plan), options.context, options.chunk, one.label))
             done()
-    with progress("windows", len(material.windows)) as done, explained():
+    with progress_bar("windows", len(material.windows)) as done, explained():
         own, scores = score_windows(loaded[0], loaded[1:], material.windows, done)
     del loaded
     gc.collect()
@@ -174,7 +174,7 @@ def _asked(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Row
     from engine_lab.eval.questions import ask
 
     found = []
-    with progress("questions", len(plans)) as done, explained():
+    with progress_bar("questions", len(plans)) as done, explained():
         for one, row in zip(plans, rows, strict=True):
             answers = ask(one, material.questions, material.match, options.answer_tokens, options.config_dirs)
             found.append(replace(row, exact=answers.share, questions=answers.total))

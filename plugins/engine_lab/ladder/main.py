@@ -20,7 +20,7 @@ from engine_lab.ladder.screen import render
 from engine_lab.shared.errors import complain
 from engine_lab.shared.live import LiveError
 from engine_lab.shared.output import check_writable
-from engine_lab.shared.progress import progress
+from engine_lab.shared.progress import status_line
 from engine_lab.shared.servers import Refused
 from engine_lab.shared.signals import ends_cleanly
 
@@ -44,7 +44,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
     status = OK
     try:
-        with ends_cleanly(), progress() as say:
+        with ends_cleanly(), status_line() as say:
             asyncio.run(climb(options, ladder, saved, say))
     except Refused as error:
         return complain("ladder", f"the engine of the baseline does not start:\n{error}", USAGE)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
+def status_line() -> Iterator[Callable[[str], None]]:
     """What is being done, on standard error: a line that changes on a terminal, and is seldom drawn, for it runs on the
     cores that are measured; else a line each."""
     console = Console(stderr=True)

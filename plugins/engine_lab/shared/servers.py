@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 
-Words = tuple[str, ...]
-"""Overrides of an engine's configuration."""
-Key = tuple[Words, int]
+Overrides = tuple[str, ...]
+"""Of an engine's configuration."""
+Key = tuple[Overrides, int]
 """An engine's overrides, and which of several with the same ones it is."""
 START_S = 600.0
 STOP_S = 60.0
@@ -53,7 +53,7 @@ class Servers:
             raise Refused(f"the engine of {' '.join(key[0])} ended with status {process.returncode}")
         return url
 
-    async def _start(self, overrides: Words) -> tuple[asyncio.subprocess.Process, str]:
+    async def _start(self, overrides: Overrides) -> tuple[asyncio.subprocess.Process, str]:
         port = _free_port()
         dirs = [word for path in self._config_dirs for word in ("--config-dir", path)]
         words = ("serve", *dirs, *overrides, "server.host=127.0.0.1", f"server.port={port}", "server.api_key=null")

@@ -16,7 +16,7 @@ from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.bench.target import open_session
 from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, write_json
-from engine_lab.shared.progress import progress
+from engine_lab.shared.progress import status_line
 from engine_lab.shared.servers import Servers
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
@@ -56,7 +56,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         print(line, file=sys.stderr)
     status = OK
     try:
-        with ends_cleanly(), progress() as say:
+        with ends_cleanly(), status_line() as say:
             asyncio.run(sweep(experiment, options, saved, say))
     except ValueError as error:
         return complain("sweep", error, USAGE)

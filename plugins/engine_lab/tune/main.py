@@ -14,7 +14,7 @@ from rich.console import Console
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_lab.shared.errors import complain
 from engine_lab.shared.output import check_folder, check_writable
-from engine_lab.shared.progress import progress
+from engine_lab.shared.progress import status_line
 from engine_lab.shared.signals import ends_cleanly
 from engine_lab.sweep.analysis import summarise_sweep
 from engine_lab.sweep.main import RESULTS, measuring, new_or_resumed, report, sweep
@@ -58,7 +58,7 @@ def run(flags: argparse.Namespace, overrides: list[str]) -> int:
         print(line, file=sys.stderr)
     status, proof = OK, None
     try:
-        with ends_cleanly(), progress() as say:
+        with ends_cleanly(), status_line() as say:
             proof = asyncio.run(tune(experiment, options, saved, say))
     except ValueError as error:
         return complain("tune", error, USAGE)

@@ -99,11 +99,11 @@ class Seen:
     def again(self, group: int, key: bytes) -> bool:
         """Whether it was; from now on it is."""
         # A key is a digest: its parts are as good as hashes of it.
-        places = [(int.from_bytes(key[at : at + 4], "big") + group) % SEEN_BITS for at in (0, 4, 8, 12)]
-        found = any(all(bits[at >> 3] >> (at & 7) & 1 for at in places) for bits in (self._new, self._old))
+        bits_of_key = [(int.from_bytes(key[at : at + 4], "big") + group) % SEEN_BITS for at in (0, 4, 8, 12)]
+        found = any(all(bits[at >> 3] >> (at & 7) & 1 for at in bits_of_key) for bits in (self._new, self._old))
         if self._count == MOST_SEEN:
             self._new, self._old, self._count = bytearray(SEEN_BITS // 8), self._new, 0
-        for at in places:
+        for at in bits_of_key:
             self._new[at >> 3] |= 1 << (at & 7)
         self._count += 1
         return found
@@ -331,15 +331,15 @@ class DiskStore:
         with self._lock:
             for key in reversed(keys):
                 each = group, key
-                place = self._index if each in self._index else self._coming
-                if (known := place.get(each)) is None:
+                known_files = self._index if each in self._index else self._coming
+                if (known := known_files.get(each)) is None:
                     continue
                 kept = replace(known, owner=tenant)
                 if seconds:
                     longest_s = max(seconds, known.seconds) if known.until_s > now_s else seconds
                     if longest_s != known.seconds or now_s - known.used_s > RENEWED * longest_s:
                         kept = replace(kept, seconds=longest_s, used_s=now_s)
-                place[each] = kept
+                known_files[each] = kept
                 if each in self._index:
                     if seconds:
                         self._index.move_to_end(each)

@@ -99,7 +99,7 @@ class HostStore:
         for own in self._groups:
             own.free = [slot for slot in own.free if slot not in own.key_of]
 
-    def places(self) -> Sequence[int]:
+    def slot_offsets(self) -> Sequence[int]:
         assert self._segment is not None
         return self._segment.shape.records[:-1]
 

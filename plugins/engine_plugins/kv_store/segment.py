@@ -252,12 +252,12 @@ class Segment:
                     self._enter(slot, each)
 
     def _enter(self, slot: int, each: RecordId) -> None:
-        """Into the table, in the place of what is not there any more."""
+        """Into the table, instead of what is not there any more."""
         mapped, at = self._mapped, self._mapped.bucket(each[1])
-        for place in range(at, at + WIDTH):
-            other = mapped.table[place] - 1
+        for entry in range(at, at + WIDTH):
+            other = mapped.table[entry] - 1
             if other in (-1, slot) or not self._is_entered(other, at):
-                mapped.table[place] = slot + 1
+                mapped.table[entry] = slot + 1
                 return
         mapped.table[at] = slot + 1
 

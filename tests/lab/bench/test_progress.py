@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from engine_lab.bench import progress as module
-from engine_lab.bench.progress import progress
+from engine_lab.bench.progress import requests_done
 from engine_lab.bench.record import RequestRecord
 
 
 def test_a_pipe_gets_a_line_every_few_seconds(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    with progress("closed loop, 1 at once", 30) as told:
+    with requests_done("closed loop, 1 at once", 30) as told:
         for index in range(25):
             now[0] = float(index)
             told(RequestRecord(index, 0.0, 0.0, 0.0, error="timeout" if index == 3 else ""))

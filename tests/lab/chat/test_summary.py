@@ -7,7 +7,7 @@ from rich.console import Console
 
 from engine_lab.bench.stream import StreamResult
 from engine_lab.chat.ask import Answer
-from engine_lab.chat.summary import progress, summary
+from engine_lab.chat.summary import speed_so_far, summary
 from engine_lab.chat.why import waterfall
 
 TIMINGS = {
@@ -33,8 +33,8 @@ ANSWER = Answer(
 
 
 def test_the_speed_while_an_answer_comes():
-    assert progress(Answer(10.0), 10.25) == "0.2 s, no token yet; Ctrl-C stops"
-    assert progress(ANSWER, 13.0).startswith("9 tokens · 4.0 tok/s · TTFT 500 ms · 12 prompt tokens, 8 cached")
+    assert speed_so_far(Answer(10.0), 10.25) == "0.2 s, no token yet; Ctrl-C stops"
+    assert speed_so_far(ANSWER, 13.0).startswith("9 tokens · 4.0 tok/s · TTFT 500 ms · 12 prompt tokens, 8 cached")
 
 
 def test_the_summary_is_the_servers_and_as_long_as_fits():

@@ -143,8 +143,8 @@ class LocksTheRetained(HostStore):
 class SlotsElsewhere(HostStore):
     """Has other ranks look where its headers are."""
 
-    def places(self) -> Sequence[int]:
-        return [place - 4096 for place in super().places()]
+    def slot_offsets(self) -> Sequence[int]:
+        return [offset - 4096 for offset in super().slot_offsets()]
 
 
 @mutant(Suite, "test_an_abandoned_slot_is_free_again")

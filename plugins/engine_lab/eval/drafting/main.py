@@ -17,7 +17,7 @@ from engine_lab.eval.drafting.prompts import Prompt, read_prompts
 from engine_lab.eval.drafting.report import Difference, Report, Row, failures, render
 from engine_lab.eval.drafting.turns import contenders, groups_of, take_turns
 from engine_lab.eval.drafting.worker import Run
-from engine_lab.eval.progress import progress
+from engine_lab.eval.progress import progress_bar
 from engine_lab.shared.errors import EvalError, EvalFailed, complain
 from engine_lab.shared.output import check_writable, write_json
 
@@ -60,10 +60,13 @@ def compare(options: DraftingOptions) -> Report:
     rows: list[Row] = []
     differences: list[Difference] = []
     compared = 0
-    with progress("start engines", len(settings)) as started, contenders(options, settings, pool, started) as engines:
+    with (
+        progress_bar("start engines", len(settings)) as started,
+        contenders(options, settings, pool, started) as engines,
+    ):
         for batch in options.batches:
             asked = [prompt for group in groups_of(prompts, batch) for prompt in group]
-            with progress(f"batch {batch}", options.pairs) as done:
+            with progress_bar(f"batch {batch}", options.pairs) as done:
                 runs = take_turns(engines, prompts, batch, options.pairs, done)
             rows += _rows(settings, batch, runs)
             compared += len(asked) * options.pairs * (len(settings) - 1)

@@ -37,7 +37,7 @@ class _Plugins:
 
 
 @dataclass(slots=True)
-class Progress:
+class TokenTimes:
     """When a request got its tokens."""
 
     first_s: float = 0.0
@@ -52,7 +52,7 @@ class SimulatedEngine:
         self.clock = VirtualClock()
         self.next_s: float | None = None
         """When it goes on by itself; ``None``: it has nothing to do."""
-        self.progress: dict[str, Progress] = {}
+        self.token_times: dict[str, TokenTimes] = {}
         """Of the requests in the engine, by id."""
         self.itl_us: Counter[int] = Counter()
         self.steps = SimulatedSteps()
@@ -70,7 +70,7 @@ class SimulatedEngine:
         seed of its own, will answer."""
         assert request.sampling.seed is not None
         self._device.outputs[request.sampling.seed] = output
-        self.progress[request.request_id] = Progress()
+        self.token_times[request.request_id] = TokenTimes()
         self._put(at_s, request)
 
     def abort(self, at_s: float, request_id: str) -> None:
@@ -151,19 +151,19 @@ class SimulatedEngine:
         """Steps of the longest leap: those in flight after it end later."""
         return len(self._foreseen) - self._after
 
-    def forget(self, request_id: str) -> Progress:
+    def forget(self, request_id: str) -> TokenTimes:
         """A request has ended."""
         del self._device.outputs[int(request_id)]
-        return self.progress.pop(request_id)
+        return self.token_times.pop(request_id)
 
     def _leap(self, num_steps: int) -> None:
         rows = self._core.leap(self._foreseen, num_steps)
         ended_s = [timed.done_s for timed in self._foreseen[:num_steps]]
         for sequence in rows:
-            progress = self.progress[sequence.request_id]
-            self.itl_us[_us(ended_s[0] - progress.last_s)] += 1
-            progress.last_s = ended_s[-1]
-            progress.num_tokens += num_steps
+            times = self.token_times[sequence.request_id]
+            self.itl_us[_us(ended_s[0] - times.last_s)] += 1
+            times.last_s = ended_s[-1]
+            times.num_tokens += num_steps
         requests = tuple([sequence.request_id for sequence in rows])
         self._brought.extend([(at_s, requests, 1) for at_s in ended_s])
         for before, after in pairwise(ended_s):
@@ -175,16 +175,16 @@ class SimulatedEngine:
 
     def _record(self, output: TokensOut) -> None:
         """Count the tokens of one request that a step brought."""
-        progress, count = self.progress[output.request_id], len(output.tokens)
+        times, count = self.token_times[output.request_id], len(output.tokens)
         if not count:
             return
         self._brought.append((output.at_s, (output.request_id,), count))
-        if progress.num_tokens:
-            self.itl_us[_us((output.at_s - progress.last_s) / count)] += count
+        if times.num_tokens:
+            self.itl_us[_us((output.at_s - times.last_s) / count)] += count
         else:
-            progress.first_s = output.at_s
-        progress.last_s = output.at_s
-        progress.num_tokens += count
+            times.first_s = output.at_s
+        times.last_s = output.at_s
+        times.num_tokens += count
 
     def _count(self, events: Sequence[Event]) -> None:
         steps = self.steps

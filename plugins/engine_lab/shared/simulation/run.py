@@ -30,7 +30,7 @@ from engine.service.forecast import Expected, Forecast
 from engine.service.load import Load, Share
 from engine.service.promises import Promise
 from engine_lab.shared.simulation.clock import VirtualClock
-from engine_lab.shared.simulation.engine import Progress, SimulatedEngine
+from engine_lab.shared.simulation.engine import SimulatedEngine, TokenTimes
 from engine_lab.shared.simulation.outcome import Outcome, SimulatedRequest
 from engine_lab.shared.simulation.spec import EngineSpec
 from engine_lab.shared.simulation.texts import Texts
@@ -256,10 +256,10 @@ class Simulation:
 
     def _finish(self, engine: int, which: int, output: TokensOut) -> None:
         opened = self._open[which]
-        progress = self._engines[engine].forget(output.request_id)
+        times = self._engines[engine].forget(output.request_id)
         deliver_s = self._specs[engine].overheads.deliver_ms / 1e3
         loaded = output.timings.loaded if output.timings is not None else {}
-        done = _summary(self._trace[which], opened, progress, output, deliver_s, loaded)
+        done = _summary(self._trace[which], opened, times, output, deliver_s, loaded)
         if opened.is_cancelled:
             done = _refused(self._trace[which], opened, "its first token was late")
         self._ends(
@@ -358,7 +358,7 @@ class _Open:
 def _summary(
     request: TraceRequest,
     opened: _Open,
-    progress: Progress,
+    times: TokenTimes,
     output: TokensOut,
     deliver_s: float,
     loaded: Mapping[str, int],
@@ -366,7 +366,7 @@ def _summary(
     timings = output.timings
     if output.finish_reason == "error" or timings is None:
         return _refused(request, opened, output.error)
-    first_s, last_s, tokens = progress.first_s + deliver_s, progress.last_s + deliver_s, progress.num_tokens
+    first_s, last_s, tokens = times.first_s + deliver_s, times.last_s + deliver_s, times.num_tokens
     return SimulatedRequest(
         arrival_s=opened.arrival_s,
         engine=opened.engine,
