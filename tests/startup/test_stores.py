@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
+from engine.ranks.messages import OpenMemory
+from engine.startup import stores
 from engine.startup.build import build_engine
 from engine.startup.memory.fit import check_memory, plan_memory
 from engine.startup.placing import placed
+from engine.startup.segments import ServerMemory, of_all_ranks, opened
 from engine.startup.stores import files_to_read, namespace_of
 
 COMMON = ["model.path=bundled", "device=cpu", "threads=1", "model.max_len=64", "exporter=[]"]
@@ -66,3 +71,32 @@ def test_keys_last_only_where_there_are_stores() -> None:
         plan = assemble([*COMMON, *overrides])
         bound = bind(plan)
         assert len(namespace_of(plan, bound, files_to_read(plan, bound))) == length
+
+
+class Device:
+    """Ranks that open memory, or cannot."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        self.problems = problems
+
+    def open_memory(self, opening: OpenMemory) -> dict[int, str]:
+        return self.problems
+
+
+def test_memory_that_ranks_cannot_open_is_replaced_with_a_warning_that_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = assemble([*COMMON, "kv_store=[host]", "parallelism.tp=2"])
+    (memory,), made = bind(plan).kv_stores, ServerMemory(plan).of(0)
+    assert made is not None
+    monkeypatch.setattr(stores, "EARLIER_S", 0.0)
+    with warnings.catch_warnings(action="error"):
+        assert stores._opened_by_all(plan, memory, Device({}), made, alone=True) is made
+    with pytest.warns(UserWarning, match="kv_store=host: rank 1: no such file; each rank keeps its part"):
+        assert stores._opened_by_all(plan, memory, Device({1: "no such file"}), made, alone=True) is None
+    opening = of_all_ranks(made.files[0], 0.0)
+    assert opening is not None
+    earlier = opened(opening)
+    with pytest.warns(UserWarning, match="kv_store=host: ranks of an earlier engine .* begins without its records"):
+        assert stores._opened_by_all(plan, memory, Device({}), made, alone=True) != made
+    os.close(earlier)

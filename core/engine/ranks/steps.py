@@ -124,7 +124,7 @@ class RankedDevice:
         self._workers.run(plan)
         self._steps.run(plan)
         if plan.loads:  # whoever chooses tokens may be done before another rank has copied them
-            self.store((), self._workers.loading(plan.plan_id))
+            self._when_loaded(self._workers.loading(plan.plan_id))
         return partial(self._workers.result, plan.plan_id)
 
     def open_memory(self, opening: OpenMemory) -> dict[int, str]:
@@ -141,6 +141,11 @@ class RankedDevice:
     def store(self, moves: Sequence[RecordMove], done: Callable[[bool], None]) -> None:
         """As :meth:`DeviceQueue.store`, on every rank; what one has not copied, none has."""
         self._steps.store(moves, self._workers.store(moves, done))
+
+    def _when_loaded(self, done: Callable[[bool], None]) -> None:
+        """Call it once the records of the plans so far are in the blocks of every rank: a store of no blocks is done
+        then."""
+        self.store((), done)
 
     def resume(self) -> None:
         raise AssertionError("an engine of several ranks does not go on after a failure")

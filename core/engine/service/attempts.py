@@ -1,4 +1,7 @@
-"""Where a gateway's request is tried, one target after another: models in order, each at the targets that have it."""
+"""Where a gateway's request is tried, one target after another: models in order, each at the targets that have it.
+
+It ends when an answer begins. :mod:`engine.service.sending` hands over what has begun.
+"""
 
 from __future__ import annotations
 

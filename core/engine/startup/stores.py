@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
@@ -162,11 +163,19 @@ def open_stores(
 def _opened_by_all(
     plan: EnginePlan, memory: MemoryStore, device: RankedDevice, segments: Segments | None, alone: bool
 ) -> Segments | None:
-    """Memory that all ranks have opened; ``None``: each keeps its part. ``alone``: there is no further store."""
-    problems = {0: f"{plan.slots['kv_store'][0].name} has no memory that ranks share"}
+    """Memory that all ranks have opened; ``None``: each keeps its part. ``alone``: there is no further store. Warns
+    where that is not the memory that was meant."""
+    name = plan.slots["kv_store"][0].name
+    problems = {0: f"{name} has no memory that ranks share"}
     if isinstance(memory, SharedStore) and plan.parallelism.nodes == 1:
         opening = None if segments is None else of_all_ranks(segments.files[segments.own], EARLIER_S)
         if opening is None:  # a server has made none, or ranks that nobody sees have not ended
+            if segments is not None:
+                warnings.warn(
+                    f"kv_store={name}: ranks of an earlier engine still have its memory open after {EARLIER_S:g} s; "
+                    "this engine begins without its records, and shares none with other engines of the server",
+                    stacklevel=2,
+                )
             made = ServerMemory(replace(plan, launcher=None)).of(0)
             assert made is not None
             segments = replace(made, files=made.files[:1])
@@ -175,9 +184,15 @@ def _opened_by_all(
         problems = device.open_memory(opening)
         if not problems:
             return segments
-    if alone:
-        return None
     rank, problem = next(iter(problems.items()))
+    if alone:
+        if rank:
+            warnings.warn(
+                f"kv_store={name}: rank {rank}: {problem}; each rank keeps its part of records in memory of its own, "
+                "which ends with this engine",
+                stacklevel=2,
+            )
+        return None
     raise DoesNotFit(_memory_alone(plan, f"the ranks of this engine (rank {rank}: {problem})"))
 
 
