@@ -27,6 +27,7 @@ from engine.contracts.kv_store import (
     MemoryStore,
     RecordId,
     RecordLayout,
+    RetainingStagedStore,
     RetainingStore,
     SharedStore,
     StagedStore,
@@ -257,6 +258,34 @@ class KVStoreConformance:
         assert done.wait(LONGEST_S)
         own[:] = bytes(len(own))
         assert self.read(store, [each]) == [record_of(each)]
+        store.close(1.0)
+
+    def test_what_a_tenant_retains_goes_after_its_others_and_locks_nothing(self) -> None:
+        store, kept, missing = self.staged(), ids_of(8, "kept"), ids_of(2, "never written")
+        if not isinstance(store, RetainingStagedStore):
+            store.close(1.0)
+            pytest.skip("it retains nothing")
+
+        def retain(ids: list[RecordId], seconds: float) -> None:
+            for group in range(2):
+                store.retain(b"t" * 32, group, [key for each, key in ids if each == group], seconds)
+
+        self.written(store, kept)
+        retain([*kept, *missing], 3600.0)
+        assert num_had(store, missing) == 0, "found, and never written"
+        for number in range(10):
+            ids = ids_of(40, f"text {number}")
+            self.written(store, ids)
+            retain(ids, 0.0)
+            assert num_had(store, ids) == 40, "no room beside retained records"
+        assert self.read(store, kept) == [record_of(each) for each in kept]
+        for number in range(10):
+            ids = ids_of(40, f"retained text {number}")
+            self.written(store, ids)
+            retain(ids, 3600.0)
+            assert num_had(store, ids) == 40, "no room where all is retained"
+        store.clear()
+        assert num_had(store, kept) == store.usage().records == 0, "found after clear()"
         store.close(1.0)
 
     def test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back(self) -> None:

@@ -13,6 +13,7 @@ from engine.cli.plugins.templates.kv_store.plugin import MineStore, MineStoreCon
 from engine.contracts.kv_store import RecordId, RecordLayout
 from engine.testing.context import build_context
 from engine.testing.kv_store import KVStoreConformance
+from engine_plugins.kv_store.disk import DiskConfig, DiskStore
 from engine_plugins.kv_store.host import HostConfig, HostStore
 from engine_plugins.kv_store.peer.store import PeerConfig, PeerStore
 from engine_plugins.kv_store.segment import Origin, Others, Segment
@@ -228,6 +229,28 @@ class SaysNothingOfWhatOthersForgot(HostStore):
         super().open(layout, wake)
         if self._others is not None:
             self._others.__class__ = Silent
+
+
+class OfDisk(OnPlugin, KVStoreConformance):
+    def make(self) -> Any:
+        self.folder = tempfile.TemporaryDirectory()
+        return self.plugin(DiskConfig(path=self.folder.name, max_bytes=1 << 20), build_context())
+
+
+@mutant(OfDisk, "test_what_a_tenant_retains_goes_after_its_others_and_locks_nothing")
+class RetainsNothing(DiskStore):
+    """Evicts by last use alone."""
+
+    def retain(self, tenant: bytes, group: int, keys: Sequence[bytes], seconds: float) -> None: ...
+
+
+@mutant(OfDisk, "test_what_a_tenant_retains_goes_after_its_others_and_locks_nothing")
+class LocksFiles(DiskStore):
+    """Keeps what is retained in spite of newer records."""
+
+    def put(self, group: int, key: bytes, record: memoryview, done: Callable[[], None]) -> bool:
+        kept = sum([kept.size for kept in self._index.values() if kept.seconds])
+        return kept < self._most_bytes // 2 and super().put(group, key, record, done)
 
 
 @mutant(OfPeers, "test_what_another_memory_has_lost_is_a_miss_and_all_that_was_lent_comes_back")
