@@ -145,6 +145,8 @@ class DiskStore:
         self._index: OrderedDict[RecordId, Kept] = OrderedDict()  # next victim first
         self._coming: dict[RecordId, Kept] = {}
         """What waits to be written."""
+        self._damaged: set[RecordId] = set()
+        """Whose files are not as they were written, and cannot be removed: they are not read again."""
         self._taken = self._others = 0
         """Bytes of this namespace, and of others."""
         self._clearing = 0
@@ -182,7 +184,12 @@ class DiskStore:
 
     def _found(self, each: RecordId) -> bool:
         """Whether another engine has written it. While the file system hangs, nobody waits for it."""
-        if self._clearing or self._looked_s >= MOST_LOOKS_S or (self._look is not None and not self._look.done()):
+        if (
+            self._clearing
+            or each in self._damaged
+            or self._looked_s >= MOST_LOOKS_S
+            or (self._look is not None and not self._look.done())
+        ):
             return False
         begun_s = time.monotonic()
         self._look = self._looker.submit(status_of, file_of(self._folder, each))
@@ -235,7 +242,9 @@ class DiskStore:
         with self._lock:
             self._others, self._written = others, 0
             if generation == self._generation and not self._clearing:  # clear() has forgotten what was just counted
-                self._index = OrderedDict((each, _known(kept, self._index.get(each))) for _, each, kept in own)
+                self._index = OrderedDict(
+                    (each, _known(kept, self._index.get(each))) for _, each, kept in own if each not in self._damaged
+                )
                 self._taken = sum([kept.size for kept in self._index.values()])
 
     def _tidy(self) -> None:
@@ -305,7 +314,10 @@ class DiskStore:
         with self._lock:
             self._faults += 1
             self._paused_until = time.monotonic() + PAUSE_S
-        warnings.warn(f"kv_store.disk.path={self._root}: nothing is written for {PAUSE_S:g} s: {error}", stacklevel=2)
+        self._warn(f"nothing is written for {PAUSE_S:g} s: {error}")
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"kv_store.disk.path={self._root}: {what}", stacklevel=3)
 
     def _keep(self, each: RecordId, record: memoryview, generation: int) -> None:
         new, target, kept = self._new(), file_of(self._folder, each), Kept(0)
@@ -318,6 +330,7 @@ class DiskStore:
             with self._lock:
                 if generation == self._generation:  # or clear() removes the file next
                     kept = replace(self._coming.pop(each, kept), size=size)
+                    self._damaged.discard(each)
                     self._add(each, kept)
                     self._written += size
             if kept.owner:
@@ -451,10 +464,11 @@ class DiskStore:
             file = file_of(self._folder, each)
             try:
                 good = read_file(file, each, buffer)
-                if not good:
-                    file.unlink()
-            except OSError:
+            except OSError:  # gone, or not to be opened now
                 good = False
+            else:
+                if not good:
+                    self._remove_damaged(each, file)
             if not good:
                 with self._lock:
                     self._forget(each)
@@ -465,6 +479,14 @@ class DiskStore:
                     self._index[each] = replace(self._index[each], used_s=time.time())
                     self._index.move_to_end(each)
         return len(ids)
+
+    def _remove_damaged(self, each: RecordId, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            with self._lock:
+                self._damaged.add(each)
+            self._warn(f"damaged records cannot be removed: {error.strerror}; they are not read again")
 
     # The end -----------------------------------------------------------------------------------------------------
 
@@ -478,20 +500,23 @@ class DiskStore:
         self._writer.submit(self._remove_all)
 
     def _remove_all(self) -> None:
-        gone, mark = True, self._folder / CLEARING
+        left, why, mark = 0, "", self._folder / CLEARING
         with suppress(OSError):  # as where nothing was written yet
             mark.touch(0o600)
         for file, _ in record_files(self._root, self._folder.name):
             if not file.name.startswith(UNFINISHED):  # which another engine may be writing
                 try:
                     file.unlink(missing_ok=True)
-                except OSError:
-                    gone = False
-        if gone:
-            with suppress(OSError):
-                mark.unlink()
+                except OSError as error:
+                    left, why = left + 1, str(error.strerror)
+        if left:
+            then = "removes them" if os.path.lexists(mark) else "finds them again, unless you remove them"
+            self._warn(f"{left} records cannot be removed: {why}; they are not found, and the next engine {then}")
+            return
+        with suppress(OSError):
+            mark.unlink()
         with self._lock:
-            self._clearing -= gone
+            self._clearing -= 1
 
     def close(self, deadline_s: float) -> None:
         ends = time.monotonic() + deadline_s
@@ -500,6 +525,9 @@ class DiskStore:
             threading.Event().wait(0.01)
         with self._lock:
             self._generation += 1  # what is not written by now is not wanted
+            late = len(self._coming)
+        if late:
+            self._warn(f"{late} records were not written within {deadline_s:g} s of closing")
         last = self._writer.submit(int)
         for threads in (self._writer, self._looker):
             threads.shutdown(wait=False)

@@ -121,6 +121,24 @@ def test_a_file_that_is_not_as_it_was_written_is_a_miss(suite: Suite, spoil: Cal
     store.close(1.0)
 
 
+def test_a_damaged_file_that_cannot_be_removed_is_counted_once(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store = ids_of(6), suite.staged()
+    suite.written(store, ids)
+    flipped(file_of(suite.folder / LAYOUT.namespace.hex(), ids[2]))
+
+    def read_only(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="cannot be removed: Read-only file system"):
+        patch.setattr(Path, "unlink", read_only)
+        assert suite.read(store, ids) == [record_of(each) for each in ids[:2]]
+    store._scan()
+    assert not store.has(*ids[2]) and num_found(store, ids) == 5 and store.usage().faults == 1
+    suite.written(store, ids[2:3])
+    assert suite.read(store, ids) == [record_of(each) for each in ids]
+    store.close(1.0)
+
+
 def test_the_folder_keeps_its_bound(suite: Suite) -> None:
     store = suite.staged()
     for number in range(12):
@@ -448,8 +466,9 @@ def test_what_cannot_be_removed_is_not_found_after_clear_either(suite: Suite, mo
     def read_only(*args: object, **options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="4 records cannot be removed.*finds them aga"):
         patch.setattr(Path, "unlink", read_only)
+        patch.setattr(Path, "touch", read_only)
         store.clear()
         store._writer.submit(store._scan).result(LONGEST_S)
     assert num_found(store, ids) == 0 and len([*suite.folder.rglob("*-[01]")]) == 4
@@ -557,6 +576,16 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
     again = suite.staged(RecordLayout(LAYOUT.namespace, LAYOUT.num_bytes))
     assert num_found(again, ids) == 30
     again.close(1.0)
+
+
+def test_a_close_says_how_many_records_were_not_written(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, store, may_go = ids_of(6), suite.staged(), threading.Event()
+    monkeypatch.setattr(disk, "write_file", lambda *args: may_go.wait(LONGEST_S))
+    for each in ids:
+        assert store.put(*each, memoryview(record_of(each)), lambda: None)
+    with pytest.warns(UserWarning, match=r"6 records were not written within 0\.05 s of closing"):
+        store.close(0.05)
+    may_go.set()
 
 
 def test_the_loop_waits_for_a_slow_file_system_no_longer_however_much_it_is_asked_for(

@@ -100,19 +100,40 @@ def damaged(root: Path, names: list[str]) -> Iterator[tuple[Path, str]]:
                 yield file, str(error)
 
 
-def clear(root: Path, name: str) -> list[Path]:
-    """Remove all that stores have written of a namespace. Returns what is left: what others have put there. Raises
-    ``OSError`` for what cannot be removed."""
-    folder = root / name
+@dataclass(slots=True)
+class Left:
+    """What is left of a namespace that was to be removed."""
+
+    of_others: list[Path] = field(default_factory=list)
+    """What no store has written."""
+    failed: dict[Path, str] = field(default_factory=dict)
+    """Records that cannot be removed, and why."""
+    is_marked: bool = False
+    """A store that opens the folder removes these, and finds none of them."""
+
+
+def clear(root: Path, name: str) -> Left:
+    """Remove all that stores have written of a namespace. Raises ``OSError`` where its records are gone and something
+    beside them cannot be removed."""
+    folder, left = root / name, Left()
+    with suppress(OSError):
+        (folder / CLEARING).touch(0o600)
     for file, _ in record_files(root, name):
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            left.failed[file] = str(error.strerror)
+    if left.failed:
+        left.is_marked = (folder / CLEARING).exists()
+        return left
     for own in (ABOUT, CLEARING):
         (folder / own).unlink(missing_ok=True)
     for below in [*folder.iterdir(), folder]:
         with suppress(OSError):
             below.rmdir()
-    left = folder.rglob("*") if folder.exists() else ()
-    return sorted(below for below in left if below.is_symlink() or not below.is_dir())
+    found = folder.rglob("*") if folder.exists() else ()
+    left.of_others = sorted(below for below in found if below.is_symlink() or not below.is_dir())
+    return left
 
 
 def used_within(root: Path, seconds: Sequence[float]) -> list[int]:

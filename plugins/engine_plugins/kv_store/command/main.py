@@ -179,11 +179,18 @@ def _import(asked: Asked, flags: argparse.Namespace) -> int:
 def _clear(asked: Asked, flags: argparse.Namespace) -> int:
     root = folder.existing(flags.path)
     names = folder.chosen(root, asked.namespace)
-    left = [file for name in names for file in folder.clear(root, name)]
-    print(f"{len(names):,} namespaces removed from {root}")
-    for file in left[:MOST_SAID]:
+    left = [folder.clear(root, name) for name in names]
+    print(f"{sum(not one.failed for one in left):,} namespaces removed from {root}")
+    for file in [file for one in left for file in one.of_others][:MOST_SAID]:
         print(f"no store has written {file}: it stays")
-    return OK
+    failed = [each for one in left for each in one.failed.items()]
+    for file, why in failed[:MOST_SAID]:
+        print(f"{file} stays: {why}", file=sys.stderr)
+    if not failed:
+        return OK
+    are_marked = all(one.is_marked for one in left if one.failed)
+    then = "the next engine removes them, and finds none" if are_marked else "engines find them again"
+    return _failed(f"{len(failed):,} records cannot be removed; {then}")
 
 
 def _warm(asked: Asked, flags: argparse.Namespace) -> int:

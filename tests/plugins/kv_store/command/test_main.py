@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.plugins.kv_store.command.test_archive import SPACES, contents, record
 
 from engine.cli.main import main
 from engine_plugins.kv_store.command import command, folder, words
+from engine_plugins.kv_store.record_files import CLEARING
 
 
 @pytest.fixture
@@ -75,6 +77,33 @@ def test_clear_leaves_no_byte_of_a_namespace_and_others_alone(root: Path, capsys
     (root / SPACES[1] / "notes.txt").write_text("mine")
     assert run(root, "clear", "all") == 0
     assert list(contents(root)) == [f"{SPACES[1]}/notes.txt"] and "notes.txt: it stays" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("is_read_only", "says"),
+    [(True, "2 records cannot be removed; engines find them again"),
+     (False, "2 records cannot be removed; the next engine removes them, and finds none")],
+)  # fmt: skip
+def test_clear_names_what_it_cannot_remove_and_fails(
+    root: Path, capsys, monkeypatch: pytest.MonkeyPatch, is_read_only: bool, says: str
+) -> None:
+    stuck, unlink = {*sorted((root / SPACES[0]).rglob("*-[01]"))[:2]}, Path.unlink
+
+    def refuse(file: Path, *args: object, **options: object) -> None:
+        if file in stuck or file.name == CLEARING:
+            raise OSError(errno.EROFS, "Read-only file system", str(file))
+        unlink(file, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        if is_read_only:
+            patch.setattr(Path, "touch", refuse)
+        assert run(root, "clear", SPACES[0]) == 1
+    said = capsys.readouterr()
+    assert "0 namespaces removed" in said.out and says in said.err
+    assert all(f"{file} stays: Read-only file system" in said.err for file in stuck)
+    assert {*(root / SPACES[0]).rglob("*-[01]")} == stuck
+    assert run(root, "clear", SPACES[0]) == 0 and not (root / SPACES[0]).exists()
 
 
 def test_what_cannot_be_done_says_why(root: Path, tmp_path: Path, capsys) -> None:
