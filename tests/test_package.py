@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import engine
+from engine.plugin_guard.calls import SEE_CHANGELOG
 
 WITHOUT_NUMPY = 'import sys; sys.modules["numpy"] = None; import engine, torch'
 
@@ -19,3 +20,10 @@ def test_an_install_without_numpy_starts_without_a_warning():
 def test_the_version_is_that_of_the_project():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert engine.__version__ == project["version"]
+
+
+def test_a_wheel_has_the_changelog_that_messages_name():
+    root = Path(__file__).parents[1]
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    (name,) = wheel["force-include"]
+    assert name in SEE_CHANGELOG and (root / name).is_file() and wheel["force-include"][name] == f"engine/{name}"

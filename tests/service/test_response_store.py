@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
+from engine.service import response_rows
 from engine.service.database import InUse
 from engine.service.errors import ApiError
 from engine.service.response_rows import ResponseRows
@@ -229,6 +232,33 @@ def test_what_was_deleted_while_nothing_could_be_written_is_not_found_again(tmp_
     store.close()
     store = ResponseStore(10**6, 60, rows=ResponseRows(tmp_path))
     assert names(store, *"123") == ["2"]
+    store.close()
+
+
+def test_a_disk_that_hangs_loses_the_newest_rows_and_finds_nothing_again_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, answers = ResponseRows(tmp_path), threading.Event()
+    store = ResponseStore(10**6, 60, rows=rows)
+    keep(store, "0")
+    rows._thread.submit(int).result(20.0)
+    rows._thread.submit(answers.wait, 20.0)
+    monkeypatch.setattr(response_rows, "MOST_QUEUED", 4 * ENTRY_BYTES)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(1, 200):
+            keep(store, str(number))
+            if number % 2:
+                store.forget(f"resp_{number}", NOBODY)
+        waiting = rows._thread._work_queue.qsize()
+        store.forget("resp_0", NOBODY)
+        answers.set()
+        rows._thread.submit(int).result(20.0)
+        keep(store, "200")
+    assert rows.num_dropped == 196 and waiting < 16
+    assert [(log["log_level"], log.get("num_dropped")) for log in logs] == [("error", None), ("warning", 196)]
+    store.close()
+    store = ResponseStore(10**6, 60, rows=ResponseRows(tmp_path))
+    assert names(store, *map(str, range(201))) == ["2", "200"]
     store.close()
 
 
