@@ -97,8 +97,10 @@ class ResponseRows:
         self._thread.submit(self._put, statement, row)
 
     def _put(self, statement: str, row: Row) -> None:
-        self._execute(statement, msgspec.structs.astuple(row))
-        self._done_bytes += row.num_bytes
+        try:
+            self._execute(statement, msgspec.structs.astuple(row))
+        finally:
+            self._done_bytes += row.num_bytes
 
     def _drop(self, name: str, waiting_bytes: int) -> None:
         self._dropped.add(name)

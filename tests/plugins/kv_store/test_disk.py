@@ -579,13 +579,15 @@ def test_a_closed_store_keeps_what_was_given_in_time(suite: Suite) -> None:
 
 
 def test_a_close_says_how_many_records_were_not_written(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, store, may_go = ids_of(6), suite.staged(), threading.Event()
-    monkeypatch.setattr(disk, "write_file", lambda *args: may_go.wait(LONGEST_S))
+    ids, store, may_go, write = ids_of(6), suite.staged(), threading.Event(), disk.write_file
+    monkeypatch.setattr(disk, "write_file", lambda *args: (may_go.wait(LONGEST_S), write(*args)))
     for each in ids:
         assert store.put(*each, memoryview(record_of(each)), lambda: None)
     with pytest.warns(UserWarning, match=r"6 records were not written within 0\.05 s of closing"):
         store.close(0.05)
     may_go.set()
+    store._writer.shutdown()
+    assert files(suite.folder) == []
 
 
 def test_the_loop_waits_for_a_slow_file_system_no_longer_however_much_it_is_asked_for(
