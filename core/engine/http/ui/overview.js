@@ -26,10 +26,10 @@ export function overviewScreen(history = new History()) {
     new Plot({ title: "TTFT", note: "arrival to the first token", series: latency("ttft"), target: "ttft_ms", format: ms, least: 1 }),
     new Plot({ title: "ITL", note: "between two tokens", series: latency("itl"), target: "itl_ms", format: ms, least: 1 }),
     new Plot({ title: "Requests", note: "in the engine", series: [["waiting", "waiting", "amber"], ["running", "running", "green"]], format: count, least: 4, isWhole: true }),
+    new Plot({ title: "CPUs", note: "of this machine", series: [["cpus_others", "others", "red"], ["cpus_used", "this server", "blue"]], format: figure, least: 1 }),
     new Plot({ title: "Tokens/s", series: [["prompt", "prompt", "blue"], ["output", "output", "green"]], format: figure, least: 10 }),
     new Plot({ title: "Requests/s", note: "that ended", series: [["errors", "errors", "red"], ["requests", "ended", "green"]], format: figure, least: 1 }),
     new Plot({ title: "KV cache", note: "blocks leased", series: [["kv_used", "used", "violet"]], format: share, least: 0.01 }),
-    new Plot({ title: "CPUs", note: "of this machine", series: [["cpus_others", "others", "red"], ["cpus_used", "this server", "blue"]], format: figure, least: 1 }),
   ];
   const said = h("p", { class: "problem", role: "alert", hidden: true });
   const figures = h("dl", { class: "figures" });
@@ -51,7 +51,7 @@ export function overviewScreen(history = new History()) {
     said, cause, h("div", { class: "now" }, h("p", { class: "muted" }, lastTime(MINUTE_S)), figures),
     h("div", { class: "plots" }, plots.map((plot) => plot.element),
       h("figure", { class: "plot table" },
-        h("figcaption", {}, h("h2", {}, "Percentiles"), h("span", { class: "muted" }, "of all requests"), rollingOf),
+        h("figcaption", {}, h("h2", {}, "Percentiles"), h("span", { class: "muted" }, "of all requests, of the latest 20,000 values at most"), rollingOf),
         h("table", {},
           h("thead", {}, h("tr", {}, ["", "P50", "P95", "P99", "n"].map((name) => h("th", { scope: "col", class: "number" }, name)))),
           summary))),
@@ -59,10 +59,10 @@ export function overviewScreen(history = new History()) {
     none, slowest.element);
 
   async function tick() {
-    const of = history;
+    const of = history, width = window;
     try {
       const ofClass = of.name ? `&class=${encodeURIComponent(of.name)}` : "";
-      const slow = `engine/requests?count=${SLOWEST}&order=${order.value}&within_s=${window}${ofClass}`;
+      const slow = `engine/requests?count=${SLOWEST}&order=${order.value}&within_s=${width}${ofClass}`;
       const [stats, rolling, { requests, covers_s: covered }] = await Promise.all([
         getJson("engine/stats"), getJson("engine/latency"), getJson(slow), of.read()]);
       if (of !== history) return; // another engine or class was chosen
@@ -70,8 +70,8 @@ export function overviewScreen(history = new History()) {
       showClasses();
       figures.replaceChildren(...now(history, stats));
       rollingOf.textContent = lastTime(rolling.window_s);
-      slowestOf.textContent = covered !== null && covered < window
-        ? `${lastTime(covered)}: the server keeps no more of them` : lastTime(window);
+      slowestOf.textContent = covered !== null && covered < width
+        ? `${lastTime(covered)}: the server keeps no more of them` : lastTime(width);
       summary.replaceChildren(...percentiles(rolling));
       slowest.show(requests);
       none.hidden = requests.length > 0;
