@@ -51,7 +51,7 @@ export function overviewScreen(history = new History()) {
     said, cause, h("div", { class: "now" }, h("p", { class: "muted" }, lastTime(MINUTE_S)), figures),
     h("div", { class: "plots" }, plots.map((plot) => plot.element),
       h("figure", { class: "plot table" },
-        h("figcaption", {}, h("h2", {}, "Percentiles"), h("span", { class: "muted" }, "of all requests, of the latest 20,000 values at most"), rollingOf),
+        h("figcaption", {}, h("h2", {}, "Percentiles"), h("span", { class: "muted" }, "of all requests, at most 20,000 values"), rollingOf),
         h("table", {},
           h("thead", {}, h("tr", {}, ["", "P50", "P95", "P99", "n"].map((name) => h("th", { scope: "col", class: "number" }, name)))),
           summary))),
