@@ -292,7 +292,7 @@ async def test_the_page_opens_on_the_last_hour_its_targets_and_the_slowest_reque
             periods = await tab.js(f"{periods}.map((each) => each.textContent)")
             assert periods == ["last 60 s", *["last 5 s"] * 7, "last 5 min"]
             await tab.until("document.querySelector('.head h2 span').textContent === 'last 60 min'")
-            server.server.state.waterfalls._forgot_s = time.monotonic() - 600.0
+            server.server.state.waterfalls.forgot_s = time.monotonic() - 600.0
             await tab.until("document.querySelector('.head h2 span').textContent.startsWith('last 10 min: the server')")
             await tab.js(f"{CLASSES}.value = 'chat'; {CLASSES}.dispatchEvent(new Event('change'))")
             await tab.until("document.querySelectorAll('section:not([hidden]) .requests tbody tr').length === 2")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from engine.contracts.events import FirstTokenEvent, RejectedEvent, TokensEvent
-from engine.machine import MachineUse
 from engine.service.history import COLUMNS, MOST_PERIODS, MOST_SAMPLES, PERIOD_S, History
 from engine.testing.exporter import request_event, step_event
 
@@ -26,7 +25,7 @@ def test_what_happened_in_a_period_is_its_figures() -> None:
     history.add([request_event(3.0), request_event(3.0, finish_reason="error"), RejectedEvent(4.0, 429, "queue")])
     history.add([RejectedEvent(4.0, 400, "body")])
     clock.now_s = 4.0
-    history.add_machine(MachineUse(2, 0.2, 1.25, 0.125, None, None, None, used=0.75))
+    history.add_machine(0.75, 1.5, is_busy=True)
     columns = history.since()["columns"]
     found = {name: values[0] for name, values in columns.items()}
     assert found == {

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from engine.http.state import ServerState
-from engine.machine import MachineUse, use
+from engine.machine import MachineTimes, MachineUse, use
 from engine.service.errors import ApiError
 from engine.service.history import PERIOD_S
 
@@ -14,19 +14,22 @@ from engine.service.history import PERIOD_S
 async def watch_machine(state: ServerState) -> None:
     """Until it is cancelled. Reads in the middle of each period, so that each has one reading though the event loop may
     be late."""
-    before = await asyncio.to_thread(state.machine.read)
+    before: MachineTimes | None = None
     while True:
         await asyncio.sleep(PERIOD_S - (time.monotonic() - PERIOD_S / 2) % PERIOD_S)
         now = await asyncio.to_thread(state.machine.read)
-        await _keep(state, use(before, now))
+        if before is not None:
+            await _keep(state, use(before, now))
         before = now
 
 
 async def _keep(state: ServerState, found: MachineUse) -> None:
+    others = None if found.others is None else found.others + (found.stolen or 0.0) * found.cpus
+
     def add() -> None:
         for engine in state.engines.values():
             if engine.host is None:
-                engine.history.add_machine(found)
+                engine.history.add_machine(found.used, others, found.is_busy)
 
     try:
         await state.read_exporters(add)

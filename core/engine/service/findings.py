@@ -57,15 +57,15 @@ class Finders:
             self._running = ""
         if not isinstance(found, Findings):
             raise ApiError("failed", f"engine {name} returned {quote(found)}, expected Findings.")
-        before = self._latest.get((name, engine_id), found)
+        before = self._latest.get((name, engine_id))
         found = self._latest[name, engine_id] = _timed(found, before, began_s, self._clock())
         return found
 
 
-def _timed(found: Findings, before: Findings, began_s: float, ended_s: float) -> Findings:
+def _timed(found: Findings, before: Findings | None, began_s: float, ended_s: float) -> Findings:
     """``before``: of the run before."""
-    seen = {each.cause: each.first_seen_s for each in before.findings}
+    seen = {each.cause: each.first_seen_s for each in before.findings} if before else {}
     findings = [
-        replace(each, first_seen_s=seen.get(each.cause) or began_s, last_seen_s=ended_s) for each in found.findings
+        replace(each, first_seen_s=seen.get(each.cause, began_s), last_seen_s=ended_s) for each in found.findings
     ]
     return replace(found, findings=findings, began_s=began_s, ended_s=ended_s)

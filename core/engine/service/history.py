@@ -17,7 +17,6 @@ from engine.contracts.events import (
     TokensEvent,
 )
 from engine.contracts.percentiles import Sample, describe
-from engine.machine import MachineUse
 
 PERIOD_S = 5.0
 MOST_PERIODS = 720
@@ -53,7 +52,7 @@ class Figures:
     cpus_others: float | None = None
     """By other processes, and by other virtual machines."""
     machine_busy: bool | None = None
-    """See :attr:`engine.machine.MachineUse.is_busy`."""
+    """Threads waited for cores that others had."""
 
 
 COLUMNS = tuple(each.name for each in fields(Figures))
@@ -120,11 +119,10 @@ class History:
                 case _:
                     pass
 
-    def add_machine(self, use: MachineUse) -> None:
+    def add_machine(self, cpus_used: float | None, cpus_others: float | None, is_busy: bool) -> None:
         """Of the seconds before now."""
-        others = None if use.others is None else use.others + (use.stolen or 0.0) * use.cpus
         period = self._period(ALL, self._clock())
-        period.machine = {"cpus_used": use.used, "cpus_others": others, "machine_busy": use.is_busy}
+        period.machine = {"cpus_used": cpus_used, "cpus_others": cpus_others, "machine_busy": is_busy}
 
     def since(self, number: int = 0, slo_class: str = ALL) -> dict[str, Any]:
         """``{"period_s", "now", "first", "ago_s", "columns": {name: [...]}}``: the periods from ``number`` on, or those

@@ -116,7 +116,8 @@ class Waterfalls:
         self._steps: defaultdict[str, deque[StepEvent]] = defaultdict(lambda: deque(maxlen=max_steps))
         """The latest steps of each engine, by its id."""
         self._max_requests = max_requests
-        self._forgot_s: float | None = None
+        self.forgot_s: float | None = None
+        """When the last request ended that is no longer kept, on the events' clock; ``None``: all are."""
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -130,7 +131,7 @@ class Waterfalls:
                 case RequestEvent():
                     self._requests[event.request_id] = event
                     if len(self._requests) > self._max_requests:
-                        self._forgot_s = self._requests.popitem(last=False)[1].at_s
+                        self.forgot_s = self._requests.popitem(last=False)[1].at_s
                 case _:
                     pass  # in the request's own event, too
 
@@ -155,11 +156,6 @@ class Waterfalls:
         )
         names = [request.request_id for request in nlargest(count, ended, key=attrgetter(ORDERS[order]))]
         return [waterfall for name in names if (waterfall := self._of(name)) is not None]
-
-    @property
-    def forgot_s(self) -> float | None:
-        """When the last request ended that is no longer kept, on the events' clock; ``None``: all are."""
-        return self._forgot_s
 
     def find(self, request_id: str) -> list[Waterfall]:
         """Waterfalls of the sequence of that name, or of all sequences of the API request of that name."""

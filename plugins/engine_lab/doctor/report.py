@@ -101,9 +101,9 @@ def render(diagnosis: Diagnosis, evidence: Evidence) -> Group:
 def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     windows = evidence.windows
     requests = ", ".join(f"{figures.get('requests', 0):g}" for figures in windows)
-    watched = f"{len(windows)} windows of {windows[0]['seconds']:.3g} s, {requests} requests" + (
-        f", until {evidence.taken}" if evidence.taken else ""
-    )
+    watched = f"{len(windows)} windows of {windows[0]['seconds']:.3g} s, {requests} requests"
+    if evidence.taken:
+        watched += f", until {evidence.taken}"
     engine = evidence.engine
     which = "" if engine.replicas == 1 else f", {engine.id} of {engine.replicas} engines"
     yield Text(f"{engine.model} on {engine.device}{which}; {watched}")

@@ -189,11 +189,11 @@ def slowest(requests: Sequence[dict[str, Any]], width: int, room: int) -> Table:
     table.add_column(no_wrap=True, width=ids)
     heads = (*(name for name, _ in columns), f"cause (of the last {REQUESTS} requests)", "request")
     table.add_row(*(Text(name, style="dim") for name in heads))
-    for number_of, request in enumerate(requests):
+    for at, request in enumerate(requests):
         cause, name = request["cause"], request["request_id"]
         said = Text(cause if wide else short_ids(cause))
         room -= len(said.wrap(Console(), cause_width))
-        if room < 0 and number_of:
+        if room < 0 and at > 0:
             break
         shown = {
             "slowest": f"{request['total_ms']:,.0f} ms",
