@@ -79,7 +79,7 @@ def test_waits_of_all_threads_and_processes_of_an_engine_are_counted(kernel, mon
     kernel.others(stalled_s=6.0, throttled_s=1.5)
     at(monkeypatch, 110.0)
     between = use(first, found.read())
-    assert between == MachineUse(2, pytest.approx(4 / 7), 0.9, 0.05, 0.1, pytest.approx(0.3), 2.97)
+    assert between == MachineUse(2, pytest.approx(4 / 7), 0.9, 0.05, 0.1, pytest.approx(0.3), 2.97, 0.3)
     assert between.is_busy
     assert (
         between.words

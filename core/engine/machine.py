@@ -63,6 +63,8 @@ class MachineUse(msgspec.Struct, frozen=True):
     stalled: float | None
     """Of the time."""
     load: float | None
+    used: float | None = None
+    """CPUs that the threads used, on average."""
 
     @property
     def is_busy(self) -> bool:
@@ -110,6 +112,7 @@ def use(before: MachineTimes, after: MachineTimes) -> MachineUse:
         throttled=share("throttled_s", seconds),
         stalled=share("stalled_s", seconds),
         load=after.load,
+        used=share("ran_s", seconds),
     )
 
 

@@ -41,6 +41,10 @@ async def finds_waiting_rows(engine: EngineReader) -> Findings:
     return Findings([finding], {"queue_ms": "mean of the span"}, ["One window is not enough."])
 
 
+async def finds_nothing(engine: EngineReader) -> Findings:
+    return Findings([])
+
+
 async def fails(engine: EngineReader) -> Findings:
     await engine.json("/engine/requests/nobody")
     raise AssertionError("it was read")
@@ -68,10 +72,29 @@ async def test_a_command_reads_the_engine_in_its_server() -> None:
         key = "Authorization: Bearer secret"
         assert (await server.post("/v1/chat/completions", chat(), key))[0] == 200
         _, _, listed = await server.get("/engine/findings", key)
-        assert json.loads(listed) == {"commands": [{"name": "look", "doc": "look at the engine"}]}
+        assert json.loads(listed) == {"commands": [{"name": "look", "doc": "look at the engine", "latest": None}]}
         status, _, found = await server.post(PATH, b"", key)
         (finding,) = json.loads(found)["findings"]
         assert (status, finding["cause"], finding["says"]) == (200, "it reads", "1 requests")
+
+
+@in_loop
+async def test_a_finding_says_when_it_was_first_and_last_seen_and_the_latest_are_kept() -> None:
+    async with running() as server:
+        offer(server, "finds_waiting_rows")
+        finders = server.server.state.finders
+        finders._clock = iter(range(1, 99)).__next__
+        runs = [json.loads((await server.post(PATH, b""))[2]) for _ in range(2)]
+        seen = [(each["findings"][0]["first_seen_s"], each["findings"][0]["last_seen_s"]) for each in runs]
+        assert seen == [(1.0, 2.0), (1.0, 4.0)]
+        assert [(each["began_s"], each["ended_s"]) for each in runs] == [(1.0, 2.0), (3.0, 4.0)]
+        (listed,) = json.loads((await server.get("/engine/findings"))[2])["commands"]
+        assert listed["latest"] == runs[1]
+        offer(server, "finds_nothing")
+        await server.post(PATH, b"")
+        offer(server, "finds_waiting_rows")
+        assert json.loads((await server.post(PATH, b""))[2])["findings"][0]["first_seen_s"] == 7.0, "it was gone"
+        assert len(finders._latest) == 1
 
 
 @in_loop

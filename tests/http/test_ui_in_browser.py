@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -159,7 +160,22 @@ async def test_a_command_finds_something_and_the_page_shows_it(devtools: str) ->
         assert await tab.text(".findings .facts dd + dd") == "mean of the span"
         assert await tab.text(".findings pre + p") == "instead of scheduler.max_requests=2"
         assert "Predicts queue_ms of 0-95 instead of 476." in await tab.text(".findings .card")
-        assert await tab.text(".findings [role=status]") == "look: 1 finding."
+        assert (await tab.text(".findings [role=status]")).startswith("look: 1 finding, ")
+
+
+@in_loop
+async def test_the_overview_names_the_first_finding_and_when_it_was_seen(devtools: str) -> None:
+    async with running(HELLO) as server:
+        offer(server, "finds_waiting_rows")
+        async with opened(devtools, f"{server.url}/ui/") as tab:
+            await tab.until("document.querySelector('.finding a')")
+            assert re.fullmatch(r"Rows wait\. look, [\d:]{8} to [\d:]{8}", await tab.text(".finding"))
+            await tab.js("document.querySelector('.finding a').click()")
+            assert "seen" in await tab.until("document.querySelector('.findings .card')?.textContent")
+            offer(server, "finds_nothing")
+            await tab.press("1")
+            await tab.until("document.querySelector('.finding').textContent.startsWith('No finding look, ')")
+            assert tab.messages == []
 
 
 CHOICE = "document.querySelector('#engines select')"
@@ -271,7 +287,13 @@ async def test_the_page_opens_on_the_last_hour_its_targets_and_the_slowest_reque
             await tab.js("document.querySelectorAll('.choice input')[2].click()")
             pixels = "canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data"
             inked = f"[...document.querySelectorAll('canvas')].map((canvas) => {pixels}.some((value) => value > 0))"
-            assert await tab.js(inked) == [True] * 6
+            assert await tab.js(inked) == [True] * 7
+            periods = "[...document.querySelectorAll('.now > p, .period, .plot.table .muted + span')]"
+            periods = await tab.js(f"{periods}.map((each) => each.textContent)")
+            assert periods == ["last 60 s", *["last 5 s"] * 7, "last 5 min"]
+            await tab.until("document.querySelector('.head h2 span').textContent === 'last 60 min'")
+            server.server.state.waterfalls.forgot_s = time.monotonic() - 600.0
+            await tab.until("document.querySelector('.head h2 span').textContent.startsWith('last 10 min: the server')")
             await tab.js(f"{CLASSES}.value = 'chat'; {CLASSES}.dispatchEvent(new Event('change'))")
             await tab.until("document.querySelectorAll('section:not([hidden]) .requests tbody tr').length === 2")
             assert "target 150 ms" in await tab.text(".plot")

@@ -97,6 +97,19 @@ async def test_what_makes_no_sense_is_refused(path: str, status: int, says: str)
 
 
 @in_loop
+async def test_the_requests_say_how_far_back_none_of_them_is_missing() -> None:
+    async with running() as server:
+        server.server.state.waterfalls._max_requests = 2
+        covers = []
+        for _ in range(4):
+            assert (await server.post(CHAT, chat()))[0] == 200
+            covers.append(json.loads((await server.get("/engine/requests?order=total&within_s=300"))[2]))
+        assert [len(each["requests"]) for each in covers] == [1, 2, 2, 2]
+        assert [each["covers_s"] is None for each in covers] == [True, True, False, False]
+        assert all(each["ended_s_ago"] <= covers[-1]["covers_s"] for each in covers[-1]["requests"])
+
+
+@in_loop
 async def test_a_prompt_says_what_kept_it_out_of_the_prefix_cache() -> None:
     async with running() as server:
         names = []

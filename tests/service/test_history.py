@@ -25,6 +25,7 @@ def test_what_happened_in_a_period_is_its_figures() -> None:
     history.add([request_event(3.0), request_event(3.0, finish_reason="error"), RejectedEvent(4.0, 429, "queue")])
     history.add([RejectedEvent(4.0, 400, "body")])
     clock.now_s = 4.0
+    history.add_machine(0.75, 1.5, is_busy=True)
     columns = history.since()["columns"]
     found = {name: values[0] for name, values in columns.items()}
     assert found == {
@@ -32,6 +33,7 @@ def test_what_happened_in_a_period_is_its_figures() -> None:
         "ttft_p50_ms": 20.0, "ttft_p95_ms": None, "ttft_max_ms": 80.0,
         "itl_p50_ms": 7.0, "itl_p95_ms": None, "itl_max_ms": 7.0,
         "running": 3, "waiting": 5, "kv_used": 0.5,
+        "cpus_used": 0.75, "cpus_others": 1.5, "machine_busy": True,
     }  # fmt: skip
     assert tuple(columns) == COLUMNS
 

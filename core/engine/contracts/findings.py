@@ -29,6 +29,10 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
     predicts: str = ""
     falsifier: str = ""
+    first_seen_s: float = 0.0
+    """Seconds since 1970; set by the server: when the first of the runs in a row that had this cause began."""
+    last_seen_s: float = 0.0
+    """When the last of them ended."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -37,3 +41,6 @@ class Findings(msgspec.Struct, frozen=True):
     """Words, by name in ``evidence``."""
     notes: list[str] = []
     """Sentences."""
+    began_s: float = 0.0
+    """Seconds since 1970; set by the server, as ``ended_s``: what the command watched was between them."""
+    ended_s: float = 0.0

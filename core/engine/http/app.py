@@ -20,6 +20,7 @@ from engine.http.answering import answer
 from engine.http.bodies import Bodies
 from engine.http.endpoints import ENDPOINTS
 from engine.http.line_answers import BATCHED, LineAnswers
+from engine.http.machine import watch_machine
 from engine.http.middleware import application
 from engine.http.proxy import new_session
 from engine.http.routes import batches, files
@@ -205,7 +206,9 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     state = app[STATE]
     state.session = new_session()
     await state.batches.start()
+    watching = asyncio.create_task(watch_machine(state))
     yield
+    watching.cancel()
     await state.batches.close()
     await state.session.close()
     await asyncio.to_thread(state.responses.close)

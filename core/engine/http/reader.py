@@ -23,7 +23,7 @@ class OwnEngine:
 
     def __init__(self, state: ServerState, engine: str | None = None) -> None:
         """``engine``: its id, ``None``: the first one. Raises :class:`ApiError` ``not_found``."""
-        self._state, self._engine = state, state.engine_of(engine).id
+        self._state, self.id = state, state.engine_of(engine).id
 
     async def json(self, path: str) -> Any:
         """Raises ``ValueError``."""
@@ -33,7 +33,7 @@ class OwnEngine:
             raise ValueError(f"{path}: {error}") from error
 
     async def _read(self, path: str) -> Any:
-        where, state, engine = urlsplit(path), self._state, self._engine
+        where, state, engine = urlsplit(path), self._state, self.id
         match where.path:
             case "/engine/plan":
                 return read_plan(state, engine)

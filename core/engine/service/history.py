@@ -47,6 +47,12 @@ class Figures:
     """Most in a step, as ``waiting`` and ``kv_used``."""
     waiting: int | None = None
     kv_used: float | None = None
+    cpus_used: float | None = None
+    """By the server and its engines, on average, as ``cpus_others``. The machine is of no class."""
+    cpus_others: float | None = None
+    """By other processes, and by other virtual machines."""
+    machine_busy: bool | None = None
+    """Threads waited for cores that others had."""
 
 
 COLUMNS = tuple(each.name for each in fields(Figures))
@@ -59,6 +65,7 @@ class _Period:
     number: int
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("requests", "errors", "output_tokens"), 0))
     steps: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, float | None] = field(default_factory=dict)
     ttft: list[Sample] = field(default_factory=list)
     itl: list[Sample] = field(default_factory=list)
 
@@ -69,7 +76,7 @@ class _Period:
             steps[name] = max(steps.get(name, 0), getattr(event, name))
 
     def figures(self) -> Figures:
-        found: dict[str, Any] = {**self.counts, **self.steps}
+        found: dict[str, Any] = {**self.counts, **self.steps, **self.machine}
         for name, samples in (("ttft", self.ttft), ("itl", self.itl)):
             told = describe(samples)
             largest = max((value for value, _ in samples), default=None)
@@ -79,7 +86,7 @@ class _Period:
 
 class History:
     """Figures of each period of :data:`PERIOD_S` seconds of the events' clock, of the last :data:`MOST_PERIODS`; for
-    all requests, and for those of each class of service. A period in which nothing happened takes no room."""
+    all requests, and for those of each class of service."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         """``clock``: the events', in seconds."""
@@ -111,6 +118,11 @@ class History:
                         period.counts["errors"] += 1
                 case _:
                     pass
+
+    def add_machine(self, cpus_used: float | None, cpus_others: float | None, is_busy: bool) -> None:
+        """Of the seconds before now."""
+        period = self._period(ALL, self._clock())
+        period.machine = {"cpus_used": cpus_used, "cpus_others": cpus_others, "machine_busy": is_busy}
 
     def since(self, number: int = 0, slo_class: str = ALL) -> dict[str, Any]:
         """``{"period_s", "now", "first", "ago_s", "columns": {name: [...]}}``: the periods from ``number`` on, or those

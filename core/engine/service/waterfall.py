@@ -116,6 +116,8 @@ class Waterfalls:
         self._steps: defaultdict[str, deque[StepEvent]] = defaultdict(lambda: deque(maxlen=max_steps))
         """The latest steps of each engine, by its id."""
         self._max_requests = max_requests
+        self.forgot_s: float | None = None
+        """When the last request ended that is no longer kept, on the events' clock; ``None``: all are."""
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -128,7 +130,8 @@ class Waterfalls:
                     keep(self._marks_of(event.request_id).preempted, event)
                 case RequestEvent():
                     self._requests[event.request_id] = event
-                    self._shorten(self._requests, self._max_requests)
+                    if len(self._requests) > self._max_requests:
+                        self.forgot_s = self._requests.popitem(last=False)[1].at_s
                 case _:
                     pass  # in the request's own event, too
 
@@ -136,13 +139,9 @@ class Waterfalls:
         marks = self._marks.get(request_id)
         if marks is None:
             marks = self._marks[request_id] = Marks()
-            self._shorten(self._marks, 2 * self._max_requests)
+            if len(self._marks) > 2 * self._max_requests:
+                self._marks.popitem(last=False)
         return marks
-
-    @staticmethod
-    def _shorten(kept: OrderedDict[str, Any], most: int) -> None:
-        while len(kept) > most:
-            kept.popitem(last=False)
 
     def recent(
         self, count: int, engine: str | None = None, order: str = "latest", slo_class: str = "", since_s: float = 0.0

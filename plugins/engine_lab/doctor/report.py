@@ -61,6 +61,7 @@ def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
         "notes": list(notes(diagnosis, evidence)),
         "not_judged": [rule.cause for rule in diagnosis.unknown],
         "p95_ms": p95s(evidence.requests),
+        "until": evidence.taken,
         "windows_s": [figures["seconds"] for figures in evidence.windows],
         "requests": [figures.get("requests", 0.0) for figures in evidence.windows],
     }
@@ -101,6 +102,8 @@ def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
     windows = evidence.windows
     requests = ", ".join(f"{figures.get('requests', 0):g}" for figures in windows)
     watched = f"{len(windows)} windows of {windows[0]['seconds']:.3g} s, {requests} requests"
+    if evidence.taken:
+        watched += f", until {evidence.taken}"
     engine = evidence.engine
     which = "" if engine.replicas == 1 else f", {engine.id} of {engine.replicas} engines"
     yield Text(f"{engine.model} on {engine.device}{which}; {watched}")

@@ -11,7 +11,7 @@ from engine_lab.shared.argument_types import number
 
 NOTES = f"""\
 Rates are means of the last 5 seconds; figures of steps, drafts and the prefix cache are of the last minute; percentiles
-of the last five. {TOO_FEW}.
+of the last five; slowest are those of the last 32 requests. {TOO_FEW}.
 Of several engines each has a row, the other figures are of all together, and --engine shows one in full.
 q and Ctrl-C leave."""
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from engine.startup.memory.report import size
 from engine_lab.shared.live import short_ids
 from engine_lab.top import frame as frames
+from engine_lab.top.poll import REQUESTS
 from engine_lab.top.sparkline import bar, sparkline
 
 WIDE = 148
@@ -20,6 +21,8 @@ READY = "ready"
 SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
 FEWEST_SLOWEST = 3
+"""Lines."""
+PERIODS = Text("last 5 s: rates; 60 s: lines, steps, prefix, drafts, machine; 5 min: percentiles", style="dim")
 KV_FULL = 0.9
 SERIES = (
     ("output", "output_tokens", "tok/s", "green"),
@@ -45,14 +48,14 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
         halves.add_column(width=half)
         halves.add_column(width=half)
         halves.add_row(left, right)
-        above, lines = [title, Text(), halves, Text(), *whole], 13 + len(frame.kv)
+        above, lines = [title, PERIODS, halves, Text(), *whole], 13 + len(frame.kv)
     else:
-        above, lines = [title, left, Text(), *whole, right, Text()], 18 + len(frame.kv)
+        above, lines = [title, left, PERIODS, *whole, right, Text()], 18 + len(frame.kv)
     # Its rows, instead of those of one engine.
     lines += len(frame.engines) - 3 + len(beneath) if frame.engines else 0
     lines += sum(len(line.wrap(Console(), half)) for line in cores)
     room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
-    return Group(*above, slowest(frame.slowest[:room], width))
+    return Group(*above, slowest(frame.slowest, width, room))
 
 
 def series(frame: frames.Frame, width: int) -> Table:
@@ -171,28 +174,34 @@ def machine(frame: frames.Frame) -> list[Text]:
     return [Text.assemble(("machine ", "bold"), (found.words, "bold red" if found.is_busy else ""))]
 
 
-def slowest(requests: Sequence[dict[str, Any]], width: int) -> Table:
-    """A row for each request; narrow ones leave out what was cached, and long ids but for their ends."""
+def slowest(requests: Sequence[dict[str, Any]], width: int, room: int) -> Table:
+    """A row for each request, as many as fit into so many lines, one at least. Narrow ones wrap the cause, leave out
+    columns for it, and have ids by their ends."""
     wide = width >= WIDE
     table = Table.grid(padding=(0, 1, 0, 0))
-    kinds = ("prompt", "cached", "output") if wide else ("prompt", "output")
-    columns = (("slowest", 12), ("TTFT", 7), ("TPOT", 6), *((kind, 6) for kind in kinds))
+    times, kinds = (("slowest", 12), ("TTFT", 7)), ("prompt", "cached", "output")
+    columns = (*times, ("TPOT", 6), *((kind, 6) for kind in kinds)) if wide else (*times, ("prompt", 6))
     for _, cells in columns:
         table.add_column(justify="right", no_wrap=True, width=cells)
     ids = 43 if wide else 10
-    table.add_column(no_wrap=True, width=width - sum(cells + 1 for _, cells in columns) - ids - 2)
+    cause_width = width - sum(cells + 1 for _, cells in columns) - ids - 2
+    table.add_column(width=cause_width, overflow="fold")
     table.add_column(no_wrap=True, width=ids)
-    table.add_row(*(Text(name, style="dim") for name in (*(name for name, _ in columns), "cause", "request")))
-    for request in requests:
+    heads = (*(name for name, _ in columns), f"cause (of the last {REQUESTS} requests)", "request")
+    table.add_row(*(Text(name, style="dim") for name in heads))
+    for at, request in enumerate(requests):
         cause, name = request["cause"], request["request_id"]
-        table.add_row(
-            f"{request['total_ms']:,.0f} ms",
-            number(request["ttft_ms"], 0),
-            number(request["tpot_ms"], 1 if (request["tpot_ms"] or 0.0) < 1000.0 else 0),
-            *(f"{request[f'{kind}_tokens']:,}" for kind in kinds),
-            Text(cause if wide else short_ids(cause)),
-            Text(name if wide else short_ids(name)),
-        )
+        said = Text(cause if wide else short_ids(cause))
+        room -= len(said.wrap(Console(), cause_width))
+        if room < 0 and at > 0:
+            break
+        shown = {
+            "slowest": f"{request['total_ms']:,.0f} ms",
+            "TTFT": number(request["ttft_ms"], 0),
+            "TPOT": number(request["tpot_ms"], 1 if (request["tpot_ms"] or 0.0) < 1000.0 else 0),
+            **{kind: f"{request[f'{kind}_tokens']:,}" for kind in kinds},
+        }
+        table.add_row(*(shown[column] for column, _ in columns), said, Text(name if wide else short_ids(name)))
     return table
 
 

@@ -82,7 +82,7 @@ def test_stores_are_shown_with_their_faults():
 def test_a_frame_fits_its_terminal(width, height, frame):
     shown = lines(width, height, frame)
     assert len(shown) <= height and max(map(len, shown)) <= width
-    assert not any("…" in line for line in shown if "beside" not in line), "no number is cut"
+    assert not any("…" in line for line in shown if "not ready" not in line), "nothing is cut"
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -92,7 +92,7 @@ def test_a_frame_has_all_its_figures(width):
         "12,345.6 tok/s", "101.5 req/s", "123,456.78", "20,000", "1,205.28", "= gap", "1,073.68", "+ in line",
         "19.70", "255.9", "57% of its time", "33.4 of 64 CPUs", "steal 5%", "92 % used",
         "window_4096", "30 % of prompt tokens", "12 preemptions", "63 % accepted", "length 3.75", "1,234,568 ms",
-        "123,456", "12,593", "81,300",
+        "123,456", "81,300", "last 5 s: rates",
     ):  # fmt: skip
         assert figure in shown
 
@@ -112,7 +112,14 @@ def test_a_fleet_has_a_row_for_each_engine_and_one_that_adds_up(width):
 
 def test_wide_ones_have_whole_ids_and_narrow_ones_their_ends():
     assert ID in "\n".join(lines(200)) and "cached" in lines(200)[-11]
-    assert ID not in "\n".join(lines(80)) and all(line.endswith("37b2926f-0") for line in lines(80)[-10:])
+    narrow = lines(80)[-10:]
+    assert ID not in "\n".join(narrow) and all(line.endswith("37b2926f-0") for line in narrow[::2])
+
+
+def test_a_narrow_frame_has_the_whole_cause_on_two_lines():
+    first, second = lines(80)[-2:]
+    said = f"{first.removesuffix('37b2926f-0').split('81,300')[1]} {second}"
+    assert said.split() == ["decode", "97", "%,", "beside", "573", "prompt", "tokens", "of", "37b2926f-0"]
 
 
 def test_there_is_no_color_where_none_is_wanted(monkeypatch):

@@ -11,9 +11,15 @@ from engine.service.errors import ApiError
 
 
 async def list_finders(http: web.Request) -> web.StreamResponse:
-    """Answers with the commands that have findings, each with a line that says what it does."""
-    commands = state_of(http).finders.commands
-    return json_response({"commands": [{"name": name, "doc": each.doc} for name, each in commands.items()]})
+    """Answers with the commands that have findings, each with a line that says what it does, and what it found of the
+    engine, ``?engine=ID`` or the first, when it last ran (``latest``; ``null``: it has not)."""
+    state = state_of(http)
+    finders, engine = state.finders, state.engine_of(http.query.get("engine")).id
+    commands = [
+        {"name": name, "doc": each.doc, "latest": finders.latest(name, engine)}
+        for name, each in finders.commands.items()
+    ]
+    return json_response({"commands": commands})
 
 
 async def find(http: web.Request) -> web.StreamResponse:
@@ -23,4 +29,4 @@ async def find(http: web.Request) -> web.StreamResponse:
         raise ApiError("unavailable", "The server is shutting down.", code="draining", retry_after_s=5)
     engine = OwnEngine(state, http.query.get("engine"))
     async with state.bodies.read(http):  # empty; refuses what pages of other servers send
-        return json_response(await state.finders.run(http.match_info["command"], engine))
+        return json_response(await state.finders.run(http.match_info["command"], engine, engine.id))

@@ -25,7 +25,8 @@ async def recent_requests(http: web.Request) -> web.StreamResponse:
     """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
     what is inside of spans, and how long ago each ended; ``?count=N`` of them, ``?engine=ID`` and ``?class=NAME`` for
     those of one engine or class of service alone, ``?within_s=N`` for those that ended in the last seconds,
-    ``?order=total``, ``ttft``, ``tpot`` or ``queue`` for those that took longest."""
+    ``?order=total``, ``ttft``, ``tpot`` or ``queue`` for those that took longest. ``covers_s``: of the
+    requests that ended in so many seconds before now none is left out; ``null``: since the server started."""
     return json_response(await read_recent(state_of(http), http.query, http.query.get("engine")))
 
 
@@ -38,11 +39,14 @@ async def read_recent(state: ServerState, query: Mapping[str, str], engine: str 
         raise bad_request(f"order={order[:16]!r}: expected one of {', '.join(ORDERS)}.", "order")
     if engine is not None:
         state.engine_of(engine)  # it is one
-    since_s = time.monotonic() - within_s
-    found = await state.read_exporters(
-        lambda: [_brief(each) for each in state.waterfalls.recent(count, engine, order, slo_class, since_s)]
+    now_s, waterfalls = time.monotonic(), state.waterfalls
+    found, forgot_s = await state.read_exporters(
+        lambda: (
+            [_brief(each) for each in waterfalls.recent(count, engine, order, slo_class, now_s - within_s)],
+            waterfalls.forgot_s,
+        )
     )
-    return {"requests": found}
+    return {"requests": found, "covers_s": None if forgot_s is None else round(now_s - forgot_s, 3)}
 
 
 def _number(name: str, text: str, most: int) -> int:

@@ -11,7 +11,6 @@ from msgspec.structs import asdict
 from engine.http.bodies import json_response
 from engine.http.incoming import state_of
 from engine.http.state import ServerState
-from engine.machine import BUSY_OTHERS, BUSY_TAKEN, BUSY_WAITING
 
 
 async def stats(http: web.Request) -> web.StreamResponse:
@@ -19,10 +18,8 @@ async def stats(http: web.Request) -> web.StreamResponse:
 
 
 async def read_stats(state: ServerState, name: str | None = None) -> dict[str, Any]:
-    """``name``: the id of the engine, ``None``: the first one. ``machine``: ``None`` for an engine on another one;
-    ``busy_from``: from which shares on two readings of it say that it is busy."""
+    """``name``: the id of the engine, ``None``: the first one. ``machine``: ``None`` for an engine on another one."""
     engine = state.engine_of(name)
     machine = await asyncio.to_thread(state.machine.read) if engine.host is None else None
     where = {"pid": engine.pid, "host": engine.host}
-    busy_from = {"waiting": BUSY_WAITING, "others": BUSY_OTHERS, "taken": BUSY_TAKEN}
-    return {"engine": engine.id, **where, **asdict(engine.client.stats), "machine": machine, "busy_from": busy_from}
+    return {"engine": engine.id, **where, **asdict(engine.client.stats), "machine": machine}

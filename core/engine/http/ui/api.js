@@ -69,8 +69,8 @@ async function answered(path, options) {
 
 /** `quiet`: a refusal for want of a key asks nobody. */
 export const getJson = async (path, options) => (await answered(path, options)).json();
-export const postJson = async (path) =>
-  (await answered(path, { method: "POST", headers: { "Content-Type": "application/json" } })).json();
+export const postJson = async (path, options) =>
+  (await answered(path, { ...options, method: "POST", headers: { "Content-Type": "application/json" } })).json();
 export const getText = async (path, options) => (await answered(path, options)).text();
 
 /** The events of a stream as objects. Throws {@link Refused} for an error before or within it. */

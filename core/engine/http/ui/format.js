@@ -25,6 +25,17 @@ export function seconds(value) {
   return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
+/** How every figure says what time it is of. */
+export const lastTime = (value) => `last ${seconds(Math.round(value))}`;
+
+const two = (number) => String(number).padStart(2, "0");
+
+/** Of a moment in seconds since 1970, in the time zone of who reads. */
+export function clock(at, withSeconds = true) {
+  const time = new Date(at * 1000);
+  return `${two(time.getHours())}:${two(time.getMinutes())}${withSeconds ? `:${two(time.getSeconds())}` : ""}`;
+}
+
 export const rate = (value) => (isNumber(value) ? `${figure(value)} tokens/s` : NONE);
 
 export const percent = (share) => (isNumber(share) ? `${figure(100 * share)} %` : NONE);

@@ -1,19 +1,14 @@
 // Plots of columns over time with uPlot, a legend that shows the values under the cursor, in the colours of the theme.
 
 import { colour, h } from "./dom.js";
+import { clock, lastTime, seconds } from "./format.js";
 
 const LEAST_S = 60;
 const SIGHT = 4;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
-const two = (number) => String(number).padStart(2, "0");
 
 /** Without the zeros after the point. */
 const round = (text) => text.replace(/\.(\d*?)0+(?=\D|$)/, (_, kept) => (kept ? `.${kept}` : ""));
-
-function clock(at, withSeconds) {
-  const time = new Date(at * 1000);
-  return `${two(time.getHours())}:${two(time.getMinutes())}${withSeconds ? `:${two(time.getSeconds())}` : ""}`;
-}
 
 /** `series`: [column, label, colour, "points" where no line joins them]; `target`: which of the history's is drawn, too;
  * `format` writes a value; the axis reaches from 0 to `least` at least, in steps of whole numbers if `isWhole`. */
@@ -33,9 +28,10 @@ export class Plot {
       return { value, node: h("span", { class: "series" }, h("span", { class: `dot tint-${tint}` }), `${label} `, value) };
     });
     this.promised = h("span", { class: "series muted" });
+    this.period = h("span", { class: "muted period" });
     this.canvas = h("div", { class: "canvas", role: "img", "aria-label": `${title} over time` });
     this.element = h("figure", { class: "plot" },
-      h("figcaption", {}, h("h2", {}, title), note && h("span", { class: "muted" }, note),
+      h("figcaption", {}, h("h2", {}, title), note && h("span", { class: "muted" }, note), this.period,
         h("div", { class: "series-row" }, this.legend.map(({ node }) => node), this.promised)),
       this.canvas);
     new ResizeObserver(() => this.resize()).observe(this.canvas);
@@ -71,11 +67,13 @@ export class Plot {
     if (this.history) this.draw(this.history, this.window);
   }
 
+  /** Of the period under the cursor, or of the last one that is over. */
   showValues(at) {
+    const { at: begins, columns, periodS } = this.history;
+    const index = at ?? begins.length - 2;
+    this.period.textContent = typeof at === "number" ? `${seconds(periodS)} from ${clock(begins[at])}` : lastTime(periodS);
     this.names.forEach((name, each) => {
-      const values = this.history.columns[name] ?? [];
-      const index = at ?? values.findLastIndex((value) => value !== null);
-      this.legend[each].value.textContent = this.format(values[index] ?? null);
+      this.legend[each].value.textContent = this.format(columns[name]?.[index] ?? null);
     });
   }
 

@@ -2,7 +2,7 @@
 
 import { getJson, poll } from "./api.js";
 import { h } from "./dom.js";
-import { count, ms, seconds, shortIds } from "./format.js";
+import { count, lastTime, ms, seconds, shortIds } from "./format.js";
 import { legend, spansBar } from "./spans.js";
 import { waterfallView } from "./waterfall.js";
 
@@ -58,13 +58,13 @@ export function requestsScreen() {
     if (!follow.checked && hasSome && !isAsked) return;
     const asked = changes;
     try {
-      const { requests } = await getJson(`engine/requests?count=${COUNT}&order=${order.value}`);
+      const { requests, covers_s: covered } = await getJson(`engine/requests?count=${COUNT}&order=${order.value}`);
       if (asked !== changes) return; // something else by now
       hasSome = requests.length > 0;
       said.textContent = !hasSome
         ? "No request has ended yet. Ask something in the chat."
         : order.value === "latest" ? `The last ${requests.length === 1 ? "request" : `${requests.length} requests`} that ended.`
-          : `The ${requests.length} of the last 1,024.`;
+          : `The ${requests.length} of ${covered === null ? "all since the server started" : `the ${lastTime(covered)}: the server keeps no more`}.`;
       said.className = "muted";
       table.show(requests);
     } catch (error) {
