@@ -102,7 +102,7 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     loop = PagedLoop(facts, plain)
     want = {r.request_id: loop.greedy(r.prompt, r.sampling.max_tokens) for r in REQUESTS}
     assert outputs == want
-    assert len(replays) >= 3, "decode steps were replayed"
+    assert len(replays) >= 2, "decode steps were replayed"
 
 
 @pytest.mark.parametrize(

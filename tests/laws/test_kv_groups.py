@@ -74,7 +74,7 @@ def test_with_little_memory_tokens_are_the_same(
 def test_preempted_requests_go_on_as_they_would_have(references: References, name: str) -> None:
     """Four short prompts that grow at once: the pool ends before their texts do."""
     reference = references(name)
-    engine = start(reference, "memory.kv_tokens=112", "kv_allocator=prefix_cache", "scheduler.token_budget=16")
+    engine = start(reference, "memory.kv_tokens=64", "kv_allocator=prefix_cache", "scheduler.token_budget=16")
     short = Reference(reference.path, reference.prompts[:4] * 2, reference.tokens[:4] * 2)
     first, _ = short.check(engine.core, batch=8)
     preempted = sum(answer.timings.preemptions for answer in first if answer.timings is not None)

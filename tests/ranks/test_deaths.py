@@ -36,7 +36,8 @@ async def assert_a_death_is_told(engine: Served, rank: int, how: signal.Signals,
     if rank:
         said = "ended with signal 9" if how is signal.SIGKILL else "has said nothing for"
         assert death.cause.startswith(f"rank {rank} (pid ") and said in death.cause, "the guilty one comes first"
-    assert death.causes == {"rank_failed" if rank else "engine_stalled"}, death
+    driver = "engine_dead" if how is signal.SIGKILL else "engine_stalled"
+    assert death.causes == {"rank_failed" if rank else driver}, death
     assert await engine.generate() == expected, death
     stats = engine.client.stats
     assert (stats.running, stats.blocks_leased, stats.rows_used) == (0, 0, 0), stats

@@ -19,7 +19,7 @@ from tools.attack.harness import Target, serve  # noqa: E402
 
 OVERRIDES = (
     *("server.stall_s=5", "server.max_queue=64", "server.max_n=16"),
-    *("model.max_len=512", "scheduler.max_requests=16", "threads=1", "device=cpu"),
+    *("model.max_len=1024", "scheduler.max_requests=16", "threads=1", "device=cpu"),
 )
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

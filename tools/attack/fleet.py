@@ -82,13 +82,12 @@ async def attack(target: Target, events: Path, requests: int, seed: int, clients
 
     async def client(number: int) -> None:
         mine = random.Random(f"{seed}:{number}")
-        for _ in numbers:
+        while next(numbers, None) is not None or not (seen.restart_s or chaos.done()):
             await one(target, mine.choice(questions), mine, seen)
             seen.answered += 1
 
-    crowd = asyncio.gather(*(client(number) for number in range(clients)))
     chaos = asyncio.create_task(disturb(target, rng, seen, requests))
-    await crowd
+    await asyncio.gather(*(client(number) for number in range(clients)))
     chaos.cancel()
     ended = (await asyncio.gather(chaos, return_exceptions=True))[0]
     if isinstance(ended, Exception):

@@ -221,8 +221,10 @@ class Beside:
             connection = await Connection.open(self.target)
             try:
                 connection.writer.write(request(CHAT, STREAM))
-                last = None
-                async for part in connection.parts(await connection.head()):
+                last, reply = None, await connection.head()
+                if reply.status != 200:
+                    raise ValueError(f"the stream beside was refused with {reply.status}")
+                async for part in connection.parts(reply):
                     if b'"content":"' not in part:
                         continue
                     now = time.monotonic()
@@ -237,8 +239,10 @@ async def beside(target: Target, bodies: Sequence[dict[str, Any]]) -> tuple[list
     """What became of these requests, one after the other, and the gaps of a stream beside each, in seconds."""
     other = Beside(target)
     reading = asyncio.create_task(other.read())
-    while not other.gaps_s:
+    while not other.gaps_s and not reading.done():
         await asyncio.sleep(0.01)
+    if reading.done():
+        reading.result()
     answers, gaps_s = [], []
     for body in bodies:
         other.gaps_s = []
