@@ -333,7 +333,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 class KVAllocatorConformance(ABC):
     """Tests every KV allocator passes."""
 
-    num_examples = 50
+    num_examples = 100
     """Random histories tried by the state machine."""
 
     @abstractmethod

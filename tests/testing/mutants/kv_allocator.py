@@ -268,7 +268,7 @@ class EvictsTheLeased(Caching):
         lease = super().open(request_id, prefix, max_tokens)
         for pool, before in zip(self._pools, idle, strict=True):
             for block in before:
-                pool._cached.add(block, pool._cached.owner_of(block))
+                pool._cached.add(block, b"")
         return lease
 
 
@@ -463,7 +463,7 @@ class EvictsTheSource(Caching):
         def has_room_beside(self, source: int) -> bool:
             return self.available > 0
 
-        def take_beside(self, source: int) -> list[int]:
+        def take_beside(self, source: int, prefix: Prefix) -> list[int]:
             return self.take(1)
 
 
@@ -474,8 +474,8 @@ class LeaksTheCopy(Caching):
     class Blocks(CachedBlocks):
         __slots__ = ()
 
-        def take_beside(self, source: int) -> list[int]:
-            taken = super().take_beside(source)
+        def take_beside(self, source: int, prefix: Prefix) -> list[int]:
+            taken = super().take_beside(source, prefix)
             self._cached.take(source)
             return taken
 
