@@ -83,7 +83,7 @@ from engine_lab.doctor.probe import probe
 from engine_lab.doctor.recording import reading, record, watch
 from engine_lab.doctor.replay import Replay, part_of
 from engine_lab.doctor.rules import RULES
-from engine_lab.ladder.rungs import merged
+from engine_lab.doctor.shadow import overrides_of
 from engine_lab.shared.live import LiveEngine, metrics_of
 from engine_lab.shared.servers import Refused, Servers
 
@@ -296,7 +296,7 @@ async def again(
     """Evidence of a fresh engine with more overrides under the requests that were seen, at the same times: a loop of
     clients that wait for answers would send a quicker engine more. Raises :class:`Refused`."""
     await servers.close()
-    (url,) = await servers.keep([(merged(fault.server, more), 0)])
+    (url,) = await servers.keep([(overrides_of(seen.engine, more), 0)])
     engine, replay = LiveEngine(session, url), Replay(session, 0)
     requests = part_of(seen.requests, MOST_AGAIN)
     async with neighbours(fault.neighbours):
