@@ -81,7 +81,7 @@ from engine_lab.doctor.evidence import Evidence
 from engine_lab.doctor.figures import machine_of
 from engine_lab.doctor.probe import probe
 from engine_lab.doctor.recording import reading, record, watch
-from engine_lab.doctor.replay import Replay, part_of
+from engine_lab.doctor.replay import Replay, recorded
 from engine_lab.doctor.rules import RULES
 from engine_lab.doctor.shadow import overrides_of
 from engine_lab.shared.live import LiveEngine, metrics_of
@@ -298,7 +298,7 @@ async def again(
     await servers.close()
     (url,) = await servers.keep([(overrides_of(seen.engine, more), 0)])
     engine, replay = LiveEngine(session, url), Replay(session, 0)
-    requests = part_of(seen.requests, MOST_AGAIN)
+    requests = recorded(seen, MOST_AGAIN)
     async with neighbours(fault.neighbours):
         await replay.send(url, requests[:WARM], "warm-up", 0)
         before = await reading(engine)
@@ -351,7 +351,7 @@ class Outcome:
             return None
         metric, sides = self.first.rule.metric, (self.before, self.after)
         before, after = ([f[metric] for each in side for f in each.windows if metric in f] for side in sides)
-        return fmean(after) / fmean(before) if before and after else None
+        return fmean(after) / fmean(before) if after and any(before) else None
 
     @property
     def classes(self) -> tuple[P95s, P95s]:

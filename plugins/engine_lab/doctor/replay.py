@@ -1,4 +1,4 @@
-"""The recorded requests again: their lengths, arrivals, cached part, temperature and streaming, with other text."""
+"""The recorded requests again: lengths, arrivals, common beginning, temperature and streaming, with other text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import aiohttp
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.target import HttpSender, Target
 from engine_lab.bench.workload import BenchRequest, random_text
 from engine_lab.doctor.classes import Recorded, long_from
+from engine_lab.doctor.evidence import Evidence
 
 STATIC = 0.9
 """Of a prompt, common to all, where what differs is put last."""
@@ -54,6 +56,16 @@ def part_of(requests: Sequence[Recorded], most: int) -> list[Recorded]:
     """The last of them, by arrival, that many at most; times count from the first."""
     ordered = sorted(requests, key=lambda each: each.at_s)[-most:]
     return [replace(each, at_s=each.at_s - ordered[0].at_s) for each in ordered]
+
+
+def recorded(evidence: Evidence, most: int) -> list[Recorded]:
+    """:func:`part_of` its requests. Where none found anything cached, all begin alike for the share of a prompt that
+    they had in common: an engine without a prefix cache cannot say it of each."""
+    part = part_of(evidence.requests, most)
+    if any(each.cached_tokens for each in part):
+        return part
+    shared = fmean([figures.get("shared_share", 0.0) for figures in evidence.windows])
+    return [replace(each, cached_tokens=round(shared * each.prompt_tokens)) for each in part]
 
 
 class Replay:

@@ -17,7 +17,7 @@ from engine_lab.doctor.diagnosis import Finding
 from engine_lab.doctor.evidence import Engine, Evidence, engine_of
 from engine_lab.doctor.figures import machine_of
 from engine_lab.doctor.recording import Window, reading, watch
-from engine_lab.doctor.replay import CHANGES, Replay, part_of
+from engine_lab.doctor.replay import CHANGES, Replay, recorded
 from engine_lab.doctor.shadow import form_of, overrides_of
 from engine_lab.ladder.options import LadderOptions
 from engine_lab.ladder.record import Ladder
@@ -94,10 +94,10 @@ class Recording:
         self, session: aiohttp.ClientSession, evidence: Evidence, finding: Finding, options: LadderOptions
     ) -> None:
         self._replay, self._seed = Replay(session, options.seed), options.seed
-        recorded = part_of(evidence.requests, MOST)
+        sent = recorded(evidence, MOST)
         tried = "" if finding.remedy.overrides else finding.remedy.change
         change = CHANGES.get(tried, list)
-        self._sides = recorded, change(recorded)
+        self._sides = sent, change(sent)
 
     async def warm(self, url: str) -> None:
         await self._replay.send(url, self._sides[0][:WARM], "warm-up", self._seed)

@@ -6,11 +6,14 @@ import asyncio
 from itertools import pairwise
 
 import aiohttp
+from msgspec.structs import replace
 from tests.lab.conftest import Served
+from tests.lab.doctor.cases import engine
 from tests.lab.doctor.test_classes import request
 
 from engine_lab.doctor.classes import Recorded
-from engine_lab.doctor.replay import CHANGES, Replay, part_of
+from engine_lab.doctor.evidence import Evidence
+from engine_lab.doctor.replay import CHANGES, Replay, part_of, recorded
 
 MIXED = [
     Recorded(0.02 * number, prompt, cached, 4, 4, number % 2 == 0, 1.0, 1.0, 5.0, "", 0.5)
@@ -39,6 +42,13 @@ def test_prompts_begin_alike_for_as_much_as_was_cached() -> None:
     assert prompts[0][:10] != prompts[4][:10]
     assert prompts == [each.prompt for each in Replay(None, 0).prompts(MIXED, 1)]  # type: ignore[arg-type]
     assert prompts != [each.prompt for each in Replay(None, 0).prompts(MIXED, 2)]  # type: ignore[arg-type]
+
+
+def test_prompts_begin_alike_as_they_did_where_nothing_was_cached() -> None:
+    nothing = [replace(each, cached_tokens=0) for each in MIXED]
+    found = Evidence(engine(), [{"shared_share": 0.4}, {"shared_share": 0.6}])
+    assert [each.cached_tokens for each in recorded(replace(found, requests=nothing), 4)] == [80, 15, 15, 80]
+    assert recorded(replace(found, requests=MIXED), 4) == part_of(MIXED, 4)
 
 
 def test_what_clients_could_do_changes_what_it_is_about_alone() -> None:
