@@ -15,7 +15,7 @@ import aiohttp
 
 from engine_lab.bench.busy import Watched
 from engine_lab.bench.load import Limit, OnDone, closed_loop, open_loop
-from engine_lab.bench.mixture import mixed
+from engine_lab.bench.mixture import flows, shared
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.pattern import POISSON
 from engine_lab.bench.probe import Calibration, Counter, calibrate, find_model, load_tokenizer
@@ -55,9 +55,7 @@ class Client:
 
     def requests(self, stream: str) -> Iterator[BenchRequest]:
         """Endless. Streams of different names have different prompts."""
-        if any(not each.has_load for each in self.options.classes):
-            return mixed(self.options.classes, self.workload, stream)
-        return self.workload.requests(stream)
+        return shared(self.options.classes, self.workload, stream)
 
     async def warm_up(self) -> None:
         """Raises ``ProbeError`` if no request succeeds."""
@@ -102,14 +100,13 @@ class Client:
         if self.schedule is not None:
             await play(self.send, self.schedule, Limit(options.requests, options.duration_s), clock, on_done)
             return
-        loads = [(each, each.workload(self.workload).requests(stream)) for each in options.classes if each.has_load]
+        given = (options.rate, options.concurrency, options.seed)
         async with asyncio.TaskGroup() as tasks:
-            if len(loads) < len(options.classes) or not loads:
-                tasks.create_task(self._come(options, self.requests(stream), on_done))
-            for number, (each, requests) in enumerate(loads, 1):
-                own = replace(options, rate=each.rate, concurrency=each.concurrency or 1, seed=options.seed + number)
-                own = replace(own, pattern=POISSON, most_running=None)
-                tasks.create_task(self._come(own, requests, on_done))
+            for flow in flows(options.classes, self.workload, stream, *given):
+                come = replace(options, rate=flow.rate, concurrency=flow.concurrency, seed=flow.seed)
+                if flow.is_own:
+                    come = replace(come, pattern=POISSON, most_running=None)
+                tasks.create_task(self._come(come, flow.requests, on_done))
 
     async def _come(self, options: BenchOptions, requests: Iterator[BenchRequest], on_done: OnDone) -> None:
         """An open or a closed loop."""

@@ -118,9 +118,40 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """By key: the field of :class:`Workload`, or none, and how its value is read."""
 
 
-def mixed(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
-    """Endless requests, of a class each, drawn by their shares. Classes with a load of their own are left out."""
-    classes = [each for each in classes if not each.has_load]
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Endless requests, and when they come."""
+
+    requests: Iterator[BenchRequest]
+    rate: float | None
+    """Per second; ``None``: a closed loop."""
+    concurrency: int
+    seed: int
+    """Of arrivals."""
+    is_own: bool = False
+    """Of one class with a load of its own."""
+
+
+def flows(
+    classes: Sequence[ServiceClass], base: Workload, stream: str, rate: float | None, concurrency: int, seed: int
+) -> list[Flow]:
+    """The load of the flags, unless all classes have one of their own, and those of such classes."""
+    own = [each for each in classes if each.has_load]
+    found = [Flow(shared(classes, base, stream), rate, concurrency, seed)] if len(own) < len(classes) or not own else []
+    for number, each in enumerate(own, 1):
+        requests = each.workload(base).requests(stream)
+        found.append(Flow(requests, each.rate, each.concurrency or 1, seed + number, is_own=True))
+    return found
+
+
+def shared(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
+    """Endless requests of the load of the flags: mixed, where classes share it."""
+    sharing = [each for each in classes if not each.has_load]
+    return _mixed(sharing, base, stream) if sharing else base.requests(stream)
+
+
+def _mixed(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
+    """Of a class each, drawn by their shares."""
     chance = random.Random(f"{base.seed}/{stream}/classes")
     sources = [each.workload(base).requests(stream) for each in classes]
     index = 0

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from engine_lab.shared.statistics import paired_ratio
-from engine_lab.sweep.figures import BY_KEY
+from engine_lab.sweep.figures import BY_KEY, keys_of
 from engine_lab.sweep.options import SweepOptions
 from engine_lab.sweep.race import whole_passes
 from engine_lab.sweep.record import FINAL, SCREENING, Candidate, Experiment, Round, Run
@@ -24,15 +24,17 @@ Row = dict[str, Any]
 def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, Any]:
     """Rows, the best first, the verdict, and what is to be known beside them."""
     found = verdict(experiment, options.by, options.share, options.budget_s)
-    rows = [row(experiment, one, options.by) for one in experiment.candidates if not one.is_beside]
+    keys = keys_of(key for run in experiment.runs for key in run.figures)
+    rows = [row(experiment, one, options.by, keys) for one in experiment.candidates if not one.is_beside]
     mark_pareto(rows)
     places = {which: place for place, which in enumerate(found["ranked"])}
     rows.sort(key=lambda one: (places.get(one["id"], len(places)), one["value"] is None, one["value"] or 0.0))
     lags = [run.client_lag_ms for run in experiment.runs if run.client_lag_ms is not None]
     return {
         "by": options.by,
+        "figures": keys,
         "load": str(options.load),
-        "slo": None if options.slo is None else str(options.slo),
+        "slo": options.limits,
         "budget_s": options.budget_s / options.share,
         "elapsed_s": experiment.elapsed_s,
         "verdict": found,
@@ -42,11 +44,11 @@ def summarise_sweep(experiment: Experiment, options: SweepOptions) -> dict[str, 
     }
 
 
-def row(experiment: Experiment, one: Candidate, by: str) -> Row:
+def row(experiment: Experiment, one: Candidate, by: str, keys: Sequence[str]) -> Row:
     """A set: what became of it, and its figures."""
     runs = swept_runs(experiment, one.id)
     value = adjusted(experiment, one.id, by)
-    figures = {key: adjusted(experiment, one.id, key) for key in (*BY_KEY, "ttft_p50", "itl_p50", "e2e_p95")}
+    figures = {key: adjusted(experiment, one.id, key) for key in (*keys, "ttft_p50", "itl_p50", "e2e_p95")}
     return {
         "id": one.id,
         "name": one.name,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
 import aiohttp
 
 from engine_lab.bench.load import Limit, closed_loop, open_loop
+from engine_lab.bench.mixture import flows, shared
 from engine_lab.bench.probe import calibrate
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import play, schedule_of
@@ -54,24 +57,29 @@ class Requests:
         load, seed = self._load, self._load.seed + number
         workload = workload_of(load, self._text, chars_per_token, NONCE, seed)
         sender = HttpSender(self._session, self._target(url, model, f"pass {number}"), clock)
-        await warm_up(sender, workload.requests("warmup"), load.warmup, load.concurrency, clock)
+        first = (replace(each, turns=(), leave_after_s=None) for each in shared(load.classes, workload, "warmup"))
+        await warm_up(sender, first, load.warmup, load.concurrency, clock)
         async with watched(clock) as lag:
             records = await self._measured(sender, workload, seed, scale)
         return records, lag.lags_s
 
     async def _measured(self, sender: HttpSender, workload: Workload, seed: int, scale: float) -> list[RequestRecord]:
         """Of a scaled load as many times the requests, so that a run is as long; of a trace the same ones, faster."""
-        load, records, count = self._load, list[RequestRecord](), ceil(self._load.requests * scale)
-        limit = Limit(count, None)
+        load, records = self._load, list[RequestRecord]()
         if self._trace is not None:
             schedule = schedule_of(self._trace, workload, load.speed * scale)
             await play(sender, schedule, Limit(None, None), clock, records.append)
-        elif load.rate is None:
-            at_once = ceil(load.concurrency * scale)
-            await closed_loop(sender, workload.requests(), at_once, limit, clock, records.append)
-        else:
-            times = arrivals(load.rate * scale, seed)
-            await open_loop(sender, workload.requests(), times, limit, clock, records.append)
+            return records
+        limit = Limit(ceil(load.requests * scale), None) if load.duration_s is None else Limit(None, load.duration_s)
+        async with asyncio.TaskGroup() as tasks:
+            for flow in flows(load.classes, workload, "measured", load.rate, load.concurrency, seed):
+                if flow.rate is None:
+                    at_once = ceil(flow.concurrency * scale)
+                    come = closed_loop(sender, flow.requests, at_once, limit, clock, records.append)
+                else:
+                    times = arrivals(flow.rate * scale, flow.seed)
+                    come = open_loop(sender, flow.requests, times, limit, clock, records.append)
+                tasks.create_task(come)
         return records
 
 

@@ -86,7 +86,9 @@ async def sweep(
     """Make what is missing of ``experiment``."""
     await measure_quality(experiment, options, saved, say)
     async with measuring(experiment, options) as measure:
-        await Race(experiment, measure, options.by, options.keep, options.budget_s, options.load.seed, saved, say).run()
+        seed, samples = options.load.seed, options.samples
+        race = Race(experiment, measure, options.by, options.keep, options.budget_s, seed, saved, say, samples)
+        await race.run()
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ class Measure:
             url = await self._url(candidate, asked)
             records, lags_s = await self._send(url, candidate, number, asked.scale)
             if not (failed := _failure(records)):
-                figures = figures_of(records, lags_s, self._options.slo)
+                figures = figures_of(records, lags_s, self._options.slo, self._options.load.class_slos)
                 lag = describe([(late * 1e3, 1) for late in lags_s])["p99"]
                 if figures[self._options.by] is None:
                     failed = f"its answers have no {self._options.by}"
@@ -71,7 +71,7 @@ class Measure:
 
 
 def _failure(records: list[RequestRecord]) -> str:
-    failed = [record for record in records if not record.ok]
+    failed = [record for record in records if record.error]
     if not failed:
         return ""
     return f"{len(failed)} of {len(records)} requests failed: {failed[0].error}: {failed[0].detail}"

@@ -27,6 +27,12 @@ def order_candidates(experiment: Experiment, options: SweepOptions) -> list[int]
     """Ids of those to measure. Raises ``ValueError`` for a trace that cannot be read."""
     able = experiment.able()
     random.Random(f"{options.load.seed}/order").shuffle(able)
+    if options.samples is not None:
+        experiment.order = f"as Optuna's TPE sampler picks {options.samples} sets, of seed {options.load.seed}"
+        return [one.id for one in able]
+    if options.load.classes:
+        experiment.order = f"random, of seed {options.load.seed}: a mixture of classes is not simulated"
+        return [one.id for one in able]
     requests = simulated_load(options.load)
     for one in able:
         one.predicted = predicted(one, requests, options)

@@ -7,7 +7,7 @@ from typing import Any
 from engine_lab.shared.chart import ticks
 from engine_lab.shared.document import document
 from engine_lab.shared.markup import Markup, joined, table, tag
-from engine_lab.sweep.figures import BY_KEY
+from engine_lab.sweep.figures import figure_of
 from engine_lab.sweep.record import Experiment
 from engine_lab.sweep.screen import beside, shown
 from engine_lab.sweep.wording import conclusion, notes
@@ -32,14 +32,14 @@ def _sections(experiment: Experiment) -> list[Markup]:
     if any(row["figures"]["ttft_p95"] and row["figures"]["itl_p95"] for row in measured):
         caption = "Green: no other set is at least as good in TTFT, ITL, output, memory and loss, and better in one."
         parts += [tag("h2", "TTFT and ITL"), tag("figure", pareto_plot(measured), tag("figcaption", caption))]
-    return [*parts, tag("h2", "All sets"), _table(rows)]
+    return [*parts, tag("h2", "All sets"), _table(rows, experiment.summary["figures"])]
 
 
-def _table(rows: list[dict[str, Any]]) -> Markup:
+def _table(rows: list[dict[str, Any]], keys: list[str]) -> Markup:
     head = [
         "",
         "plugin set",
-        *(f"{one.label} ({one.unit})" for one in BY_KEY.values()),
+        *(f"{one.label} ({one.unit})" for one in map(figure_of, keys)),
         "memory (MiB)",
         "loss",
         "runs",
@@ -48,7 +48,7 @@ def _table(rows: list[dict[str, Any]]) -> Markup:
     body = []
     for place, row in enumerate(rows, 1):
         name = tag("span", row["name"], class_="better" if row["pareto"] else None)
-        figures = [shown(row["figures"][key]) for key in BY_KEY]
+        figures = [shown(row["figures"][key]) for key in keys]
         said = joined(row["status"], tag("small", row["reason"])) if row["reason"] else row["status"]
         body.append([str(place), name, *figures, *beside(row), str(row["runs"]), said])
     return table(head, body)

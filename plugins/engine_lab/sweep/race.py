@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from engine_lab.sweep.record import HEADROOM, SCREENING, Experiment, Round, Run
 from engine_lab.sweep.rounds import LEAST_FINAL, next_round, order_of, seconds_of
+from engine_lab.sweep.sampler import Sampler
 
 Measure = Callable[[int, int, Round], Awaitable[Run]]
 """One run of a set, in a pass of a round."""
@@ -28,20 +29,30 @@ class Race:
         seed: int,
         saved: Callable[[], None],
         say: Callable[[str], None],
+        samples: int | None = None,
     ) -> None:
-        """``saved`` is called after every run, ``say`` with what is being done."""
+        """``saved`` is called after every run, ``say`` with what is being done. ``samples``: sets of the first round,
+        if not all."""
         self._experiment, self._measure = experiment, measure
         self._by, self._keep, self._budget_s, self._seed = by, keep, budget_s, seed
-        self._saved, self._say = saved, say
+        self._saved, self._say, self._samples = saved, say, samples
 
     async def run(self) -> None:
         """The last round goes on where it was, then come the others."""
         experiment = self._experiment
-        if experiment.rounds:
-            await self.make(experiment.rounds[-1])
-        while (found := next_round(experiment, self._by, self._keep, self._budget_s)) is not None:
-            experiment.rounds.append(found)
-            await self.make(found)
+        asked = experiment.rounds[-1] if experiment.rounds else self._begun()
+        while asked is not None:
+            await self.make(asked)
+            if self._samples is not None and asked.kind == SCREENING:
+                asked.candidates = [which for which in asked.candidates if experiment.runs_of(which)]
+            asked = self._begun()
+
+    def _begun(self) -> Round | None:
+        """The next round, which is written down; ``None``: there is none."""
+        found = next_round(self._experiment, self._by, self._keep, self._budget_s)
+        if found is not None:
+            self._experiment.rounds.append(found)
+        return found
 
     async def make(self, asked: Round) -> None:
         """The missing runs of a round. The first round ends where the time for the last one begins, a later one when
@@ -49,7 +60,7 @@ class Race:
         experiment = self._experiment
         done = {(run.number, run.candidate) for run in experiment.runs}
         for number in range(asked.first, asked.first + asked.passes):
-            for which in order_of(self._seed, asked, number):
+            for which in self._order(asked, number):
                 candidate = experiment.candidates[which]
                 if (number, which) in done or candidate.refused:
                     continue
@@ -63,6 +74,11 @@ class Race:
                 if run.failed and asked.kind != HEADROOM:
                     candidate.refused = run.failed
                 self._saved()
+
+    def _order(self, asked: Round, number: int) -> Iterable[int]:
+        if self._samples is None or asked.kind != SCREENING or number:
+            return order_of(self._seed, asked, number)
+        return Sampler(self._experiment, self._by, self._samples, self._seed).picks()
 
     def _is_over(self, asked: Round) -> bool:
         experiment, reserve = self._experiment, 0.0

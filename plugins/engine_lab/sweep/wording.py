@@ -76,7 +76,7 @@ def refusals(experiment: Experiment) -> list[str]:
 def reason(row: dict[str, Any]) -> str:
     """Why a set has no place in the order."""
     if row["status"] == NOT_MEASURED:
-        return "interrupted before it, or no time for it (--budget)"
+        return "interrupted before it, no time for it (--budget), or not picked (--samples)"
     if row["same_as"] is not None:
         return "the same plan as another set"
     return f"{row['status']}: {row['reason']}" if row["reason"] else ""

@@ -107,7 +107,7 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     chosen, baseline = experiment.candidates[proof["chosen"]], baseline_of(experiment)
     words = [*baseline.words, *lines_of(chosen, baseline, options.sweep.config_dirs)]
     comments = [
-        f"By engine tune for {options.sweep.slo}, on {experiment.device}, {experiment.model}.",
+        f"By engine tune for {options.sweep.limits}, on {experiment.device}, {experiment.model}.",
         f"Load: {options.sweep.load}.",
         f"Baseline: {' '.join(baseline.words) or 'the defaults'}.",
         *lines,

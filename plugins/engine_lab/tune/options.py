@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def tune_options_of(flags: argparse.Namespace) -> TuneOptions:
     """Raises ``ValueError`` when the flags contradict each other."""
-    if flags.slo is None:
+    if flags.slo is None and flags.workload is None:
         raise ValueError("--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms")
     if flags.max_loss is None and not flags.no_quality:
         flags.max_loss = MOST_LOSS

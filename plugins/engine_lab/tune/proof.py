@@ -10,7 +10,7 @@ from typing import Any
 
 from engine_lab.shared.statistics import hodges_lehmann, paired_ratio
 from engine_lab.sweep.analysis import verdict
-from engine_lab.sweep.figures import FIGURES, Figure
+from engine_lab.sweep.figures import Figure, figure_of, keys_of
 from engine_lab.sweep.race import whole_passes
 from engine_lab.sweep.record import PROOF, Candidate, Experiment, Round
 from engine_lab.sweep.rounds import LEAST_FINAL, MOST_FINAL, after, seconds_of
@@ -62,7 +62,7 @@ def prove(experiment: Experiment, asked: Round) -> dict[str, Any]:
         why = f"{len(numbers)} of {LEAST_FINAL} passes of the proof were made; a --budget "
         why += f"{needed / 60:.0f} minutes longer goes on"
         return found | {"why": chosen.refused or baseline.refused or why}
-    for figure in FIGURES:
+    for figure in map(figure_of, keys_of(experiment.runs_of(chosen.id)[numbers[0]].figures)):
         if (ratio := _ratio(experiment, figure, baseline.id, chosen.id, numbers)) is not None:
             found["figures"][figure.key] = ratio
     slo = found["figures"][BY]
@@ -70,8 +70,7 @@ def prove(experiment: Experiment, asked: Round) -> dict[str, Any]:
     found["why"] = "" if found["is_proven"] else "fresh runs do not tell it from the baseline"
     found["kept"] = {one.name: _kept(experiment, one.id, numbers) for one in (baseline, chosen)}
     for one in others:
-        figure = next(figure for figure in FIGURES if figure.key == BY)
-        ratio = None if one.refused else _ratio(experiment, figure, one.id, chosen.id, numbers)
+        ratio = None if one.refused else _ratio(experiment, figure_of(BY), one.id, chosen.id, numbers)
         found["lines"].append({"line": one.name.removeprefix(WITHOUT), "refused": one.refused, "ratio": ratio})
     return found
 

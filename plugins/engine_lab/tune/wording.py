@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_lab.sweep.figures import BY_KEY
+from engine_lab.sweep.figures import BY_KEY, figure_of
 from engine_lab.sweep.record import Experiment
 from engine_lab.sweep.screen import shown
 from engine_lab.sweep.wording import interval
@@ -16,7 +16,7 @@ def evidence(experiment: Experiment, proof: dict[str, Any]) -> list[str]:
     chosen = experiment.candidates[proof["chosen"]]
     lines = [f"{chosen.name}, beside the baseline: {proof['passes']} pairs of runs, intervals of 95 %"]
     for key, ratio in proof["figures"].items():
-        figure = BY_KEY[key]
+        figure = figure_of(key)
         lines.append(
             f"{figure.label}: {shown(ratio['after'])} instead of {shown(ratio['before'])} {figure.unit}, "
             f"ratio {interval(ratio)}"

@@ -72,6 +72,40 @@ def test_a_trace_is_played_as_it_was(engine, tmp_path):
     assert {body["max_tokens"] for body in engine.bodies if body.get("cache_salt", "").startswith("pass")} == {2}
 
 
+MIXTURE = """[chat]
+slo = "ttft=10s"
+turns = 2
+[batch]
+concurrency = 2
+output_tokens = 7
+slo = "e2e=20s"
+"""
+
+
+def test_classes_come_together_and_sets_are_ordered_by_the_one_that_takes_most_of_its_limits(engine, tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text(MIXTURE)
+    words = ("drafter=none,ngram", "--no-quality", "--workload", str(tmp_path / "mine.toml"), "--duration", "0.03")
+    assert sweep(tmp_path / "folder", *words) == OK
+    found = load(tmp_path / "folder" / "results.json")
+    figures = found.runs[0].figures
+    assert figures["slo"] == max(figures["slo of chat"], figures["slo of batch"]) and found.summary["by"] == "slo"
+    assert {body["max_tokens"] for body in engine.bodies if body.get("cache_salt", "").startswith("pass")} == {3, 7}
+    (header, *_) = csv.reader((tmp_path / "folder" / "results.csv").open())
+    assert "slo of batch" in header and "SLO share of batch" in (tmp_path / "folder" / "report.html").read_text()
+    assert "SLO: chat ttft=10000ms; batch e2e=20000ms" in capsys.readouterr().out
+    assert sweep(tmp_path / "folder", *words) == OK  # nothing has changed
+
+
+def test_a_sampler_measures_so_many_sets_of_a_grid(engine, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    grid = ("drafter=none,ngram", "scheduler.token_budget=range(64,257,64)", "attention_kernel=cpu,triton")
+    assert sweep(tmp_path, *grid, "--no-quality", "--samples", "5") == OK
+    found = load(tmp_path / "results.json")
+    assert len({run.candidate for run in found.runs}) == 5
+    said = " ".join(capsys.readouterr().out.split())
+    assert "as Optuna's TPE sampler picks 5 sets" in said and "3 not measured further: " in said
+
+
 def test_an_interrupted_sweep_goes_on_with_the_same_command(engine, tmp_path, monkeypatch, capsys):
     measure, calls = Measure.__call__, []
 
@@ -124,6 +158,8 @@ def test_a_server_that_fails_all_is_said_and_nothing_is_named(engine, tmp_path, 
         (("--budget", "15"), "'15': expected a time such as 90s, 15m or 2h"),
         (("--quality", "1%", "--no-quality"), "--quality and --no-quality exclude each other"),
         (("--trace", "/does/not/exist"), "/does/not/exist"),
+        (("--workload", "/does/not/exist"), "--workload /does/not/exist: expected TOML"),
+        (("--trace", "x", "--duration", "1"), "--trace has its own requests"),
         (("--text", "/does/not/exist"), "--text /does/not/exist: expected a file of UTF-8 text"),
         (("drafter=nope,nada",), "no such drafter option"),
     ],

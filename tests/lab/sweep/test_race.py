@@ -36,11 +36,12 @@ class Truth:
         figures = {} if failed else {"e2e": self.figures[which] * exp(common + own)}
         return Run(which, number, figures, RUN_S, failed)
 
-    def race(self, budget_s: float = 900.0, keep: int = 3) -> Experiment:
+    def race(self, budget_s: float = 900.0, keep: int = 3, samples: int | None = None) -> Experiment:
         def ignored(*words: object) -> None:
             pass
 
-        asyncio.run(Race(self.experiment, self.measure, "e2e", keep, budget_s, self.seed, ignored, ignored).run())
+        race = Race(self.experiment, self.measure, "e2e", keep, budget_s, self.seed, ignored, ignored, samples)
+        asyncio.run(race.run())
         return self.experiment
 
 
