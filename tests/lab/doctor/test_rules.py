@@ -17,7 +17,9 @@ from engine_lab.doctor.rule import Remedy
 from engine_lab.doctor.rules import RULES
 from engine_lab.doctor.rules.queueing import more_rows_serve_more
 
-FAULTS = sorted(file.stem for file in RECORDED.glob("*.json") if not file.stem.startswith("healthy"))
+FAULTS = sorted(
+    file.stem for file in RECORDED.glob("*.json") if not file.stem.startswith("healthy") and file.stem != "host_gap"
+)
 HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
 
 
@@ -25,6 +27,14 @@ HEALTHY = sorted(file.stem for file in RECORDED.glob("healthy*.json"))
 def test_the_planted_fault_is_named_first(cause: str) -> None:
     found = diagnose(recorded(cause), RULES).findings
     assert [finding.rule.cause for finding in found][:1] == [cause]
+
+
+def test_a_device_that_waits_for_the_host_is_named_where_both_can_work_at_once() -> None:
+    evidence = recorded("host_gap")  # of a CPU, whose cores the host takes from the step
+    assert not diagnose(evidence, RULES).findings
+    on_gpu = msgspec.structs.replace(evidence, engine=msgspec.structs.replace(evidence.engine, kind="cuda"))
+    found = diagnose(on_gpu, RULES).findings
+    assert found[0].rule.cause == "host_gap" and found[0].remedy.overrides == ("overlap=true",)
 
 
 BUSY = {"waiting_for_core": 0.4, "others_cpus": 1.0, "stolen_share": 0.0, "cpus": 2.0}

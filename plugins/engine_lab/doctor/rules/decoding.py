@@ -107,7 +107,7 @@ def drafter(engine: Engine, figures: Figures) -> Remedy | None:
 def eager(engine: Engine, figures: Figures) -> Remedy | None:
     if engine.settings.get("execution") != "eager":
         return None
-    words = ("execution=auto",) if engine.overlap else ("execution=auto", "overlap=true")
+    words = ("execution=auto",) if engine.overlap or engine.kind == "cpu" else ("execution=auto", "overlap=true")
     return Remedy(0.2, 0.9, words, "With kernels that are compiled or captured, a step costs less of the host's time.")
 
 
@@ -121,7 +121,8 @@ def uncaptured(engine: Engine, figures: Figures) -> Remedy | None:
 
 
 def host_gap(engine: Engine, figures: Figures) -> Remedy | None:
-    if engine.overlap:
+    """Not on a CPU: what plans there takes a core from the step that runs meanwhile."""
+    if engine.overlap or engine.kind == "cpu":
         return None
     share = figures["gap_ms"] / (figures["step_ms"] + figures["gap_ms"])
     return Remedy(max(0.05, 1.0 - share), 1.0 - 0.2 * share, ("overlap=true",)) if share >= 0.15 else None
