@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 
 from engine.cli.main import main as engine
+from engine.contracts.command import INTERRUPTED
 from engine_lab.sweep.analysis import compared, last_round, verdict
 from engine_lab.sweep.race import whole_passes
 from engine_lab.sweep.record import Experiment, load
@@ -22,22 +23,25 @@ from engine_lab.sweep.record import Experiment, load
 GRID = ("drafter=none,ngram,eagle3", "quantizer=checkpoint,int8", "execution=eager,auto", "overlap=true,false")
 BASE = ("device=cpu", "--no-quality")
 LOADS = (
-    "--concurrency 1 --prompt-tokens 64 --output-tokens 64",
-    "--concurrency 1 --prompt-tokens 512 --output-tokens 16 --by ttft_p95",
-    "--concurrency 4 --prompt-tokens 128 --output-tokens 32",
-    "--concurrency 4 --prompt-tokens 512 --output-tokens 32 --shared-prefix 0.8 --slo ttft=200ms,itl=20ms",
-    "--concurrency 8 --prompt-tokens 128 --output-tokens 32 --requests 32 --by tokens_per_s",
-    "--concurrency 8 --prompt-tokens 64 --output-tokens 64 --requests 32 --slo ttft=300ms,itl=30ms",
+    "--concurrency 1 --prompt-tokens 64 --output-tokens 64 --requests 80",
+    "--concurrency 1 --prompt-tokens 512 --output-tokens 16 --requests 60 --by ttft_p95",
+    "--concurrency 4 --prompt-tokens 128 --output-tokens 32 --requests 80",
+    "--concurrency 4 --prompt-tokens 512 --output-tokens 32 --requests 60 --shared-prefix 0.8 --slo ttft=200ms,itl=9ms",
+    "--concurrency 8 --prompt-tokens 128 --output-tokens 32 --requests 80 --by tokens_per_s",
+    "--concurrency 8 --prompt-tokens 64 --output-tokens 64 --requests 64 --slo ttft=300ms,itl=30ms",
     "--rate 4 --prompt-tokens 128 --output-tokens 32 --slo ttft=100ms,itl=15ms",
-    "--rate 8 --prompt-tokens 256 --output-tokens 16 --slo ttft=200ms,itl=30ms",
-    "--rate 2 --prompt-tokens lognormal:256,0.8 --output-tokens 48 --slo ttft=300ms,itl=20ms",
-    "--concurrency 2 --prompt-tokens 256 --output-tokens 96 --by itl_p95",
+    "--rate 8 --prompt-tokens 256 --output-tokens 16 --requests 32 --slo ttft=200ms,itl=30ms",
+    "--rate 4 --prompt-tokens lognormal:256,0.8 --output-tokens 48 --slo ttft=300ms,itl=20ms",
+    "--concurrency 2 --prompt-tokens 256 --output-tokens 96 --requests 40 --by itl_p95",
 )
+"""Each run takes about as long as the start of its engine: with fewer requests it is noise, of 5 to 15 %."""
+EQUAL = "drafter=none,none,none --keep-equal --output-tokens 16 --requests 60"
 BEST = 3
 
 
 def sweep(folder: Path, words: list[str]) -> Experiment:
-    engine(["sweep", *words, "--folder", str(folder)])
+    if engine(["sweep", *words, "--folder", str(folder)]) == INTERRUPTED:
+        raise SystemExit(INTERRUPTED)
     return load(folder / "results.json")
 
 
@@ -72,7 +76,7 @@ def compare(out: Path, only: list[int], budget: str, all_budget: str) -> None:
 def equal_sets(out: Path, count: int, budget: str) -> None:
     named = undecided = 0
     for i in range(count):
-        words = [*BASE, "drafter=none,none,none", "--keep-equal", "--output-tokens", "16", "--seed", str(100 * i)]
+        words = [*BASE, *EQUAL.split(), "--seed", str(100 * i)]
         found = sweep(out / f"aa-{i}", [*words, "--budget", budget])
         said = verdict(found, found.summary["by"])
         named += said["winner"] is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
+from statistics import median
 from typing import Any
 
 from engine.contracts.percentiles import FEWEST
@@ -14,6 +16,8 @@ from engine_lab.sweep.record import Experiment
 
 LATE_MS = 5.0
 """How late the client's event loop may wake before the report says so."""
+LEAST_SENDING = 0.25
+"""Of a run's time, below which the report says so."""
 
 
 def conclusion(experiment: Experiment) -> str:
@@ -57,6 +61,11 @@ def notes(experiment: Experiment) -> list[str]:
         lines.append(f"loss of quality: {experiment.quality}")
     if all(row["figures"]["ttft_p95"] is None for row in summary["rows"] if row["runs"]):
         lines.append(f"TTFT P95 needs {FEWEST[95]} requests a run (--requests)")
+    if (share := sending_share(experiment)) is not None and share < LEAST_SENDING:
+        lines.append(
+            f"requests took {share:.0%} of a run, the rest is the start of its engine: with more --requests the same "
+            "time tells more"
+        )
     if (lag := summary["client_lag_ms"]) is not None and lag > LATE_MS:
         lines.append(
             f"the client was late: its event loop woke {lag:.1f} ms late at P99 in the worst run; figures near that are"
@@ -65,6 +74,15 @@ def notes(experiment: Experiment) -> list[str]:
     reasons = Counter(reason(row) for row in summary["rows"] if reason(row))
     lines += [f"{count} not measured further: {text}" for text, count in reasons.most_common()]
     return lines
+
+
+def sending_share(experiment: Experiment) -> float | None:
+    """Of the time of a typical run that in which its requests were served; ``None``: not known."""
+    runs = [run for run in experiment.runs if run.figures.get("requests_per_s")]
+    if not runs or experiment.options.get("trace") or experiment.options.get("duration_s"):
+        return None
+    requests = experiment.options.get("requests", 0)
+    return median(requests / (run.figures["requests_per_s"] or inf) / run.seconds for run in runs)
 
 
 def refusals(experiment: Experiment) -> list[str]:

@@ -75,6 +75,17 @@ def test_the_report_has_every_set_with_what_became_of_it(tmp_path: Path) -> None
     assert all(len(line) <= 80 for line in console.export_text().splitlines())
 
 
+def test_a_sweep_whose_runs_are_mostly_starts_says_that_more_requests_tell_more() -> None:
+    experiment = recorded()
+    for run in experiment.runs:
+        run.figures["requests_per_s"] = 10.0
+    experiment.options = {"requests": 20}
+    said = "requests took 20% of a run, the rest is the start of its engine"
+    assert said in "\n".join(notes(experiment))
+    experiment.options = {"requests": 60}
+    assert said[:15] not in "\n".join(notes(experiment))
+
+
 def test_a_folder_is_named_by_what_is_asked_for_but_not_by_the_budget() -> None:
     words = ["drafter=*"]
     asked = options("--budget", "5m").folder_of(words, "sweep")
