@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 import torch
-from tests.plugins.communicator.symmetric_memory import Machine, OnThreads
+from tests.plugins.communicator.symmetric_memory import Handle, Machine, Meeting, OnThreads
 from torch import Tensor
 
-from engine.contracts.communicator import Communicator, World
+from engine.contracts.communicator import Communicator, CommunicatorError, World
 from engine.contracts.config import CommunicatorConfig
 from engine.testing.communicator import CommunicatorConformance, do_nothing, stay_away
 from engine.testing.context import build_context
@@ -132,6 +132,22 @@ def test_all_ranks_refuse_what_one_of_them_sees(ranks: Ranks, change: dict[str, 
     ranks.of = lambda size: Machine(size, **change)
     for error in ranks.run(do_nothing, 3):
         assert isinstance(error, ValueError) and str(error).startswith(f"communicator=symmetric: {said}")
+
+
+class Unmapped(Machine):
+    """Where torch finds out that a GPU cannot map another one's memory."""
+
+    def rendezvous(self, memory: Tensor, group: Meeting) -> Handle:
+        raise RuntimeError("CUDA driver error: invalid device ordinal")
+
+
+def test_what_torch_says_of_memory_that_cannot_be_shared_is_passed_on(ranks: Ranks) -> None:
+    ranks.of = Unmapped
+    (error, _) = ranks.run(do_nothing, 2)
+    assert isinstance(error, CommunicatorError) and str(error) == (
+        "communicator=symmetric: rank 0 cannot share memory with other GPUs: CUDA driver error: invalid device "
+        "ordinal; use communicator=nccl"
+    )
 
 
 def test_a_build_of_torch_without_symmetric_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
