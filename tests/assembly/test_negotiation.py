@@ -188,6 +188,18 @@ def test_auto_passes_over_what_lacks_a_capability_that_settings_of_another_slot_
     )
 
 
+def test_symmetric_memory_is_for_gpus_of_one_machine(plan):
+    chosen = ("parallelism.tp=2", "communicator=symmetric")
+    assert plan(*chosen, device=replace(HOPPER, count=2)).choice("communicator").name == "symmetric"
+    (problem,) = refused(plan, *chosen, "parallelism=join", "parallelism.nodes=2", device=HOPPER)
+    assert problem == (
+        "parallelism=join needs communicator with several_machines, but communicator=symmetric lacks that; "
+        "communicator plugins that have it: nccl, gloo"
+    )
+    (problem,) = refused(plan, *chosen)
+    assert "communicator=symmetric" in problem and "it moves tensors of GPUs, not cpu" in problem
+
+
 def test_an_ambiguous_name_is_an_error_only_when_selected(plan, entry):
     two = [entry(dist, engine_drafter=[Provider("mine", f"{dist[-1]}:D")]) for dist in ("engine-a", "engine-b")]
     assert plan(entries=two).choice("drafter").name == "none"

@@ -60,4 +60,5 @@ def ways(device: str, ranks: int) -> list[tuple[str, tuple[str, ...]]]:
         found.append(("threads on one card, compiled", (*IN_THREADS, "execution=compile")))
         if torch.cuda.device_count() >= ranks:
             found += [(f"nccl, {execution}", (f"execution={execution}",)) for execution in ("compile", "graphs")]
+            found.append(("symmetric, graphs", ("communicator=symmetric", "execution=graphs")))
     return found

@@ -44,7 +44,7 @@ class KernelCost:
 
 def measure_kernel(
     kernel: Any,
-    arguments: Mapping[str, str],
+    arguments: Mapping[str, str | tuple[str, ...]],
     constants: Mapping[str, Any],
     capability: int,
     *,
@@ -54,9 +54,10 @@ def measure_kernel(
 ) -> KernelCost:
     """Compile ``kernel`` (a ``@triton.jit`` function) for ``capability`` (for example 90).
 
-    ``arguments`` maps each run-time argument to its Triton type (``"*bf16"``, ``"i32"``, ``"fp32"``); ``constants``
-    holds the compile-time ones, ``None`` for a pointer that is not there. Pointers and ints are assumed divisible by
-    16, as a launch finds them to be, except those in ``unaligned``. ``options``: ``num_warps``, ``num_stages`` ...
+    ``arguments`` maps each run-time argument to its Triton type (``"*bf16"``, ``"i32"``, ``"fp32"``, or a tuple of
+    such); ``constants`` holds the compile-time ones, ``None`` for a pointer that is not there. Pointers and ints are
+    assumed divisible by 16, as a launch finds them to be, except those in ``unaligned``. ``options``: ``num_warps``,
+    ``num_stages`` ...
 
     Raises ``ValueError`` when an argument is missing or unknown.
     """
@@ -68,11 +69,14 @@ def measure_kernel(
     if stated != set(kernel.arg_names):
         raise ValueError(f"arguments of {kernel.__name__}: {sorted(stated ^ set(kernel.arg_names))} do not match")
     signature = {arg: arguments.get(arg, "constexpr") for arg in kernel.arg_names}
-    attrs = {
-        (i,): [["tt.divisibility", 16]]
-        for i, (arg, kind) in enumerate(signature.items())
-        if arg not in unaligned and (kind.startswith("*") or kind in ("i32", "i64"))
-    }
+    attrs: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, (arg, kind) in enumerate(signature.items()):
+        kinds: list[tuple[tuple[int, ...], str]] = (
+            [((i,), kind)] if isinstance(kind, str) else [((i, j), one) for j, one in enumerate(kind)]
+        )
+        for place, one in kinds:
+            if arg not in unaligned and (one.startswith("*") or one in ("i32", "i64")):
+                attrs[place] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attrs)
     options = {"enable_fp_fusion": True, **options}
     report = io.StringIO()

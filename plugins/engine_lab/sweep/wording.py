@@ -81,7 +81,7 @@ def sending_share(experiment: Experiment) -> float | None:
     runs = [run for run in experiment.runs if run.figures.get("requests_per_s")]
     if not runs or experiment.options.get("trace") or experiment.options.get("duration_s"):
         return None
-    requests = experiment.options.get("requests", 0)
+    requests = int(experiment.options.get("requests", 0))
     return median(requests / (run.figures["requests_per_s"] or inf) / run.seconds for run in runs)
 
 

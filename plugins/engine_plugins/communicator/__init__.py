@@ -18,6 +18,13 @@ def engine_communicator() -> list[Provider]:
             doc="A GPU for each rank, by NCCL.",
         ),
         Provider(
+            "symmetric",
+            "engine_plugins.communicator.symmetric:SymmetricCommunicator",
+            provides=("capturable",),
+            unsupported=only_gpus,
+            doc="GPUs of one machine: small sums through memory that they share, the rest by NCCL.",
+        ),
+        Provider(
             "shm",
             "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
             unsupported=only_compiling_cpus,

@@ -34,6 +34,7 @@ class NcclCommunicator(Gathering):
     """See :class:`engine.contracts.communicator.Communicator`. ``begun`` counts calls of the host: those that are made
     by replaying a graph are not among them."""
 
+    name = "nccl"
     capturable = True
     same_bits = True
     one_shot = 256 << 10
@@ -49,14 +50,20 @@ class NcclCommunicator(Gathering):
 
     def start(self, world: World, invitation: str) -> None:
         if not world.device.startswith("cuda"):
-            raise ValueError(f"communicator=nccl moves tensors of GPUs, this rank's device is {world.device}")
+            raise ValueError(f"communicator={self.name} moves tensors of GPUs, this rank's device is {world.device}")
         self._check()
-        self._world, deadline = world, time.monotonic() + world.timeout_s
-        store = connect(world, invitation, deadline)
-        meet(world, store, deadline)
+        self._world = world
+        store = self._met(world, invitation)
         for name, ranks in groups_of(world, MESSAGES):
             own = c10d.PrefixStore(f"{name} {ranks}", store)
             self._groups[name] = self._connected(name, ranks, own)
+
+    def _met(self, world: World, invitation: str) -> Any:
+        """A store that all ranks have come to."""
+        deadline = time.monotonic() + world.timeout_s
+        store = connect(world, invitation, deadline)
+        meet(world, store, deadline)
+        return store
 
     def _connected(self, name: str, ranks: Ranks, store: Any) -> Any:
         """A process group that has moved its first bytes."""

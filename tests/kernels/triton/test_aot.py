@@ -12,7 +12,7 @@ import triton
 from tools.machine_code.figures import Row
 from tools.machine_code.products import FORMATS, MODELS, OPS, PACKED, SMS, cache_of, compile_op, compile_skinny, tile_of
 
-from engine.kernels.triton import chain_inputs, experts, heads, joined_norms, routing, rowwise
+from engine.kernels.triton import chain_inputs, experts, heads, joined_norms, routing, rowwise, sums
 from engine.kernels.triton.quantized import kernels
 from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
@@ -274,6 +274,15 @@ def test_sums_of_8_bit_products_are_scaled_without_spills(capability: int) -> No
     }  # fmt: skip
     constants = {"OUT_FEATURES": 4096, "PDL": capability >= 90, "BLOCK": 1024}
     assert_fits(measure_kernel(kernels.scale_sums, arguments, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
+def test_sums_of_ranks_load_16_bytes_of_every_part_at_once(capability: int) -> None:
+    arguments = {"parts": ("*bf16", "*bf16"), "out_ptr": "*bf16", "size": "i32"}
+    constants = {"PDL": capability >= 90, "BLOCK": sums.BLOCK}
+    cost = measure_kernel(sums.add_in_order, arguments, constants, capability, num_warps=4)
+    assert_fits(cost)
+    assert re.findall(r"ld\.global[.\w]*", cost.ptx) == ["ld.global.v4.b32"] * 2
 
 
 MIXTURE = {"hidden": 2048, "size": 768, "top_k": 8}
