@@ -119,5 +119,6 @@ def named(experiment: Experiment, proof: dict[str, Any], options: TuneOptions, f
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     load = f"engine serve --config-dir {file.parent.parent} +preset={file.stem}"
-    console.print(f"named: {file}; {load}", style="bold", soft_wrap=True, highlight=False, markup=False)
+    kept = proof["kept"][chosen.name]["verdict"]
+    console.print(f"named: {file} (SLO {kept}); {load}", style="bold", soft_wrap=True, highlight=False, markup=False)
     return OK

@@ -59,7 +59,7 @@ def test_the_best_set_is_proven_and_written_as_a_preset_with_what_each_line_brin
     assert composed.tree() == configure(["device=cpu", "drafter=ngram", "quantizer=int8"]).composed.tree()
     proof = load(tmp_path / "results.json").summary["proof"]
     assert proof["is_proven"] and proof["figures"]["slo"]["low"] < 0.7 * 0.8 < proof["figures"]["slo"]["high"]
-    assert f"engine serve --config-dir {tmp_path} +preset=mine" in capsys.readouterr().out
+    assert f"mine.yaml (SLO kept); engine serve --config-dir {tmp_path} +preset=mine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("factors", [{}, {"drafter=ngram": 1.3, "drafter=suffix": 1.2, "quantizer=int8": 1.2}])
