@@ -164,6 +164,7 @@ class ModelRunner:
             ranked,
             queries,
             (own, captured.logprobs) if own else None,
+            captured.chosen,
         )
         return Sampled(tuple(range(len(plan.rows))), choice, errors)
 
