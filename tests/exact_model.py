@@ -56,6 +56,7 @@ class ExactModel:
     lowering = ("exact integers",)
     weights_bytes = 0
     on_triton = False
+    layers = layers_of_each_kind = ()
 
     def __init__(self, vocab_size: int, fail_on_token: int | None = None) -> None:
         self.vocab_size = vocab_size

@@ -35,7 +35,7 @@ KERNEL_TESTS = (
         f"kernels/triton/test_{name}.py"
         for name in ("chain_inputs", "fragments", "heads", "joined_norms", "linear", "lowering")
     ),
-    *(f"kernels/triton/test_{name}.py" for name in ("mixture", "narrow_types", "routing", "rowwise")),
+    *(f"kernels/triton/test_{name}.py" for name in ("mixture", "narrow_types", "rotation", "routing", "rowwise")),
     *(f"kernels/triton/test_{name}.py" for name in ("step_outputs", "sums")),
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",

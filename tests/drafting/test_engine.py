@@ -23,7 +23,7 @@ from ..laws.drafted import DRAFTERS, Models
 from ..laws.harness import run_again
 from ..step.capturing import capturing_engine
 
-MOST = {0.0: (8, 33), 0.8: (10, 45)}
+MOST = {0.0: (8, 30), 0.8: (10, 42)}
 """By temperature, of a step of a chain and of a chain of four drafts: the first token, where all steps go, their
 rotations, and three steps."""
 

@@ -145,4 +145,4 @@ def test_a_captured_step_launches_little_beside_its_layers(tmp_path: Path) -> No
     assert step.kernels[0] == "step_inputs" and step.kernels[-1] == "step_outputs"
     assert sample.kernels == sample.names == ["gather_columns", "survey", "find_border", "draw", "step_outputs"]
     assert adjust.kernels == ["gather_columns", "apply_penalties", *sample.kernels[1:]]
-    assert len(step.names) == 9 + 5 and (len(adjust.names), len(logprobs.names)) == (24, 4)
+    assert len(step.names) == 6 + 5 and (len(adjust.names), len(logprobs.names)) == (24, 4)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine.kernels.triton.tiles import MOST_ROWS, skinny_tile
+from engine.startup import warm_up
 from engine.startup.warm_up import HEAD_ROWS, batch_shapes, warm_up_kernels, warm_up_sampling
+from engine.step.tables import DeviceTables
 from engine_plugins.attention_kernel.triton.planning import merge_shape, num_splits, plan_work, tile_shape
 
 from ..laws.harness import assert_nothing_held, exact_engine, expected, random_requests, run
@@ -54,6 +58,27 @@ def test_no_number_of_rows_needs_a_tile_that_the_heads_rows_did_not(bits: int) -
         tiles = {skinny_tile(rows, 128256, 4096, 132, bits) for rows in warm if rows <= MOST_ROWS}
         assert {skinny_tile(rows, 128256, 4096, 132, bits) for rows in range(1, MOST_ROWS + 1)} == tiles
         assert max(warm) > MOST_ROWS
+
+
+def test_large_batches_run_through_a_layer_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, apart = list[int](), list[tuple[int, ...]]()
+    model = SimpleNamespace(
+        layers=(1, 2, 1), layers_of_each_kind=(1, 2),
+        run_apart=lambda layers, batch, kv: apart.append((len(batch.token_ids), *layers)),
+    )  # fmt: skip
+    runner: Any = SimpleNamespace(
+        model=model, tables=DeviceTables(3, 64, 0, 8, "cpu", 96), kv=None, samples=False, is_alone=True,
+        forward=lambda batch: (whole.append(len(batch.token_ids)), None),
+    )  # fmt: skip
+    monkeypatch.setattr(warm_up, "WHOLE_TOKENS", 16)
+    warm_up_kernels(runner, 64, 40)
+    shapes = [rows * length for rows, length in batch_shapes(3, 64, 40)]
+    assert whole == [tokens for tokens in shapes if tokens <= 16]
+    assert apart == [(tokens, 1, 2) for tokens in shapes if tokens > 16] and apart
+    whole.clear()
+    runner.is_alone = False
+    warm_up_kernels(runner, 64, 40)
+    assert whole == shapes
 
 
 def test_warming_up_leaves_nothing_after() -> None:

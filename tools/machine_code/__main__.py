@@ -1,9 +1,10 @@
 """``python -m tools.machine_code``: what kernels compile to, for GPUs that are not there.
 
 One row for each kernel, format, number of rows and architecture: registers, spills, shared memory; and of its main loop
-tensor-core instructions, instructions for each weight, the width of loads and asynchronous copies in flight. The
-ceiling is what a GPU could read of such weights if it did nothing but issue those instructions: a warp's scheduler
-issues one a cycle, for 32 threads. A kernel whose ceiling is below the card's bandwidth is bound by instructions.
+tensor-core instructions, instructions for each weight (of decode attention: cached number), the width of loads,
+asynchronous copies in flight and single bytes read from shared memory. The ceiling is what a GPU could read of such
+numbers if it did nothing but issue those instructions: a warp's scheduler issues one a cycle, for 32 threads. A kernel
+whose ceiling is below the card's bandwidth is bound by instructions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tools.machine_code.attention import compile_attention
+from tools.machine_code.attention import CACHES, row_of
 from tools.machine_code.figures import CARDS, Row
 from tools.machine_code.products import FORMATS, MODELS, OPS, SMS, compile_op, tile_of
 
@@ -31,9 +32,8 @@ def products(arch: int, model: str, formats: Sequence[str], rows: Sequence[int],
 def attention(arch: int) -> Iterator[Row]:
     for kind in ("decode", "prefill"):
         for head_dim in (64, 128):
-            for cache in (None, "int8", "fp8"):
-                cost = compile_attention(kind, head_dim, arch, cache=cache)
-                yield Row.of(f"{kind} head_dim {head_dim}", f"{cache or 'bf16'} KV", 1, cost, None)
+            for cache in (None, *CACHES):
+                yield row_of(kind, head_dim, arch, cache)
 
 
 def line(row: Row) -> str:
@@ -43,13 +43,14 @@ def line(row: Row) -> str:
     return (
         f"{row.kernel:20} {row.format:11} {row.rows:4} sm_{row.arch:<4} {row.registers:4} {row.spills:6} "
         f"{row.smem / 1024:5.1f} {row.tensor_core:4} {row.load_bytes:5} {shown(row.buffers):>7} "
-        f"{shown(row.loads_before_wait):>6} {shown(row.instructions_per_weight):>6} {shown(row.ceiling_tb_s):>7}"
+        f"{shown(row.loads_before_wait):>6} {shown(row.instructions_per_weight):>6} {shown(row.ceiling_tb_s):>7} "
+        f"{row.narrow_reads:>6}"
     )
 
 
 HEADING = (
     f"{'kernel':20} {'format':11} {'rows':>4} {'arch':7} {'regs':>4} {'spills':>6} {'KiB':>5} {'mma':>4} {'bytes':>5} "
-    f"{'buffers':>7} {'before':>6} {'i/w':>6} {'TB/s':>7}"
+    f"{'buffers':>7} {'before':>6} {'i/w':>6} {'TB/s':>7} {'narrow':>6}"
 )
 
 

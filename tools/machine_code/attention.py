@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tools.machine_code.figures import Row
+
 from engine.testing.aot import KernelCost, measure_kernel
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import MAX_SPLITS, merge_shape, prefill_block, tile_shape
@@ -96,6 +98,15 @@ def variant(
         constants |= {"SPLIT": splits > 1, "LANES": lanes, "MERGE_M": merge_m}
     options = {**shape.options, "launch_pdl": pdl}
     return Variant(name, kernel, arguments, constants, options)
+
+
+def row_of(kind: str, head_dim: int, capability: int, cache: str | None = None) -> Row:
+    """Of one query, and of a prompt, in bfloat16."""
+    one = variant(kind, head_dim, capability, cache=cache)
+    cost = compile_attention(kind, head_dim, capability, cache=cache)
+    # Each number of a prompt's cache is read for many queries: their arithmetic sets the pace.
+    numbers = 2 * one.constants["BLOCK_N"] * head_dim / (32 * one.options["num_warps"]) if kind == "decode" else None
+    return Row.of(f"{kind} head_dim {head_dim}", f"{cache or 'bf16'} KV", 1, cost, numbers, 16 if cache is None else 8)
 
 
 @cache

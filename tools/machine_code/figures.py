@@ -44,17 +44,22 @@ class Row:
     loads_before_wait: int | None
     """``None``: it waits for no kernel."""
     instructions_per_weight: float | None
-    """In the main loop, for one thread; ``None``: it reads no weights."""
+    """In the main loop, for one thread; of decode attention for each cached number; ``None``: of others."""
     ceiling_tb_s: float | None
+    narrow_reads: int
+    """Single bytes that a thread reads from shared memory in a round of the main loop."""
 
     @classmethod
-    def of(cls, name: str, form: str, rows: int, cost: KernelCost, weights: float | None) -> Row:
-        """``weights``: that a thread multiplies by in a round of the main loop."""
+    def of(
+        cls, name: str, form: str, rows: int, cost: KernelCost, weights: float | None, bits: int | None = None
+    ) -> Row:
+        """``weights``: that a thread multiplies by in a round of the main loop. ``bits``: of each; ``None``: those of
+        the format, which is one of weights."""
         code = MachineCode(disassembled(cost.cubin))
         loop, before = code.main_loop, code.before_wait
         loads = [one.width for one in loop if one.kind in LOADS]
         _, clock, _ = CARDS[cost.capability]
-        bits = FORMATS[form].bits if form in FORMATS else 0
+        bits = FORMATS[form].bits if bits is None else bits
         if streamed := sum(one.width for one in loop if "EF" in one.opcode.split(".")):
             weights = streamed * 8 / bits  # a loop that is unrolled reads several tiles
         each = None if weights is None else len(loop) / weights
@@ -64,4 +69,5 @@ class Row:
             None if before is None else counted(before, LOADS),
             None if each is None else round(each, 2),
             None if each is None else round(LANES * SMS[cost.capability] * clock * bits / 8 / each / 1e3, 2),
+            sum(one.kind == "LDS" and one.width == 1 for one in loop),
         )  # fmt: skip

@@ -212,13 +212,14 @@ class Loader:
     ) -> tuple[LoweredBlock, Greedy | None]:
         """A block's calls, and how its last one finds the most likely tokens."""
         self._claimed.clear()
-        steps, greedy = [], None
+        steps, labels, greedy = [], list[str](), None
         for fused in found:
             lowered = fused.kernel.lower(self.lowering, fused, self)
             self.labels.add(fused, lowered, in_layer)
             steps.append(_step(fused, lowered))
+            labels.append(lowered.label)
             greedy = lowered.greedy
-        return LoweredBlock(tuple(steps), block.residual), greedy if len(steps) == 1 else None
+        return LoweredBlock(tuple(steps), block.residual, tuple(labels)), greedy if len(steps) == 1 else None
 
     def _normed_head(self, head: Block) -> LoweredBlock:
         """The head of rows that are normed already."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Graph
+from engine.contracts.ops import Attention
 from engine.kernels.context import Cache, Call, ForwardBatch, Greedy, Rotate, StepContext, prepared_of
 from engine.kernels.cpu.program import NotNative, Value, scratch
 from engine.kernels.cpu.row_ops import StepTable, Table, cloned, in_place_of
@@ -37,6 +38,8 @@ class LoweredBlock:
     steps: tuple[Step, ...]
     residual: int | None = None
     """Of a layer: the value that enters it as the residual stream."""
+    labels: tuple[str, ...] = ()
+    """What runs for each sequence of ops, in words."""
 
     def run(self, values: dict[int, Tensor], context: StepContext | None) -> None:
         """Compute what the block makes of ``values``, by number. What nobody reads any more leaves them; the memory of
@@ -169,10 +172,7 @@ class LoweredModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
         captured, or written as a program, of values."""
-        rotations = self.rotate(batch.positions)
-        context = StepContext(
-            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.dealt, batch.row_ids
-        )
+        context = self._context(batch, kv, prepared)
         if self.graph.received:
             values = dict(zip(self.graph.received, received, strict=True))
         else:
@@ -187,6 +187,34 @@ class LoweredModel:
         beside = [values[number] for number in self.graph.handed_on[1:]]
         return residual, [*(aux[aux_layer] for aux_layer in aux_layers), *beside]
 
+    @property
+    def layers_of_each_kind(self) -> tuple[LoweredBlock, ...]:
+        """Of layers of the same ops, sizes and kernels the first. All where one reads more than its residual stream and
+        what was there before all layers."""
+        graph, found = self.graph, dict[Any, LoweredBlock]()
+        for block, layer in zip(graph.layers, self.layers, strict=True):
+            known = {block.residual, *graph.entering}
+            for node in block.nodes:
+                if not known.issuperset(node.inputs):
+                    return self.layers
+                known.update(node.outputs)
+            ops = [(type(node.op), *(graph.sizes[number] for number in node.outputs)) for node in block.nodes]
+            attention = [node.op for node in block.nodes if isinstance(node.op, Attention)]
+            found.setdefault((layer.labels, *ops, *attention), layer)
+        return tuple(found.values())
+
+    @torch.inference_mode()
+    def run_apart(self, layers: Sequence[LoweredBlock], batch: ForwardBatch, kv: Cache) -> Tensor:
+        """Run each of these layers on what is embedded, which comes back, ``[T, hidden_size]``."""
+        context = self._context(batch, kv, prepared_of(self.attention, batch.attention))
+        values = {self.graph.inputs[0]: batch.token_ids}
+        self.embedding.run(values, None)
+        embedded = values[self._residual(0)]
+        for layer in layers:
+            assert layer.residual is not None
+            layer.run({**values, layer.residual: embedded.clone()}, context)
+        return embedded
+
     def expert_load(self) -> dict[int, tuple[int, ...]]:
         """:attr:`expert_counts` on the host. Waits for the device."""
         return {layer: tuple(counts.tolist()) for layer, counts in self.expert_counts.items()}
@@ -196,6 +224,12 @@ class LoweredModel:
         """Count from 0 on."""
         for counts in self.expert_counts.values():
             counts.zero_()
+
+    def _context(self, batch: ForwardBatch, kv: Cache, prepared: tuple[Any, ...]) -> StepContext:
+        rotations = self.rotate(batch.positions)
+        return StepContext(
+            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.dealt, batch.row_ids
+        )
 
     @property
     def _residuals(self) -> list[int]:

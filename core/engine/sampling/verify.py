@@ -42,12 +42,15 @@ class Choice:
     """Entries of ``tokens`` per request where all have as many, used or not; ``None``: ``1 + num_drafts``."""
     own: tuple[tuple[int, ...], Tensor] | None = None
     """Requests that want logprobs of their tokens alone, and float32 logprobs of all ``tokens``."""
+    together: Tensor | None = None
+    """int64: ``tokens``, then ``accepted`` or more, where they lie so in memory: one copy brings both to the host."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What :func:`results` needs on the host."""
+        chosen = (self.tokens, self.accepted) if self.together is None else (self.together,)
         ranked = (tensor for _, ranked in self.ranked for tensor in ranked)
-        return (self.tokens, self.accepted, *ranked, *(() if self.own is None else self.own[1:]))
+        return (*chosen, *ranked, *(() if self.own is None else self.own[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,9 @@ def rank_tokens(
 
 def results(choice: Choice, tensors: Sequence[Tensor]) -> list[Verified]:
     """What each request came to. ``tensors``: :attr:`Choice.tensors`, in host memory."""
+    if choice.together is not None:
+        count, requests = len(choice.tokens), len(choice.num_drafts)
+        tensors = (tensors[0][:count], tensors[0][count : count + requests], *tensors[1:])
     tokens: list[int] = tensors[0].tolist()
     accepted: list[int] = tensors[1].tolist()
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}

@@ -9,12 +9,17 @@ import torch
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.kernels.model import LoweredBlock
 from engine.loop.core import EngineCore
 from engine.step.plan import StepRow
 from engine.step.runner import ModelRunner
 
 HEAD_ROWS = (1, 2, 17, 33, 65)
 """One for each way a linear layer has with few rows, and one beyond: see ``engine.kernels.triton.tiles``."""
+
+WHOLE_TOKENS = 256
+"""Most of a batch that runs through the whole model: more than the rows that linear layers have kernels of their own
+for. So what is compiled for a layer's own tensors, for their dtypes say, is met in every layer."""
 
 
 def warm_up(core: EngineCore, max_len: int) -> None:
@@ -30,10 +35,13 @@ def warm_up(core: EngineCore, max_len: int) -> None:
 def warm_up_kernels(runner: ModelRunner, max_len: int, token_budget: int) -> None:
     """On a GPU every kind of launch must have been made before readiness: a kernel is compiled when it is first used.
 
-    Batches of every shape, on the row that is nobody's. All ranks do this at the same time.
+    Batches of every shape, on the row that is nobody's: small ones through the whole model, large ones through a layer
+    of each kind. All ranks do this at the same time, and where there are several, all batches take all layers.
     """
+    layers = runner.model.layers_of_each_kind if runner.is_alone else ()
+    few = layers if len(layers) < len(runner.model.layers) else ()
     for rows, length in batch_shapes(runner.tables.nobody, max_len, token_budget):
-        _forward(runner, rows, length)
+        _forward(runner, rows, length, few if rows * length > WHOLE_TOKENS else ())
 
 
 def warm_up_sampling(core: EngineCore, max_len: int, token_budget: int) -> None:
@@ -57,9 +65,10 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 
 
 @torch.inference_mode()
-def _forward(runner: ModelRunner, rows: int, length: int) -> None:
-    inputs = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows)
-    hidden, _ = runner.forward(inputs.forward)
+def _forward(runner: ModelRunner, rows: int, length: int, layers: Sequence[LoweredBlock]) -> None:
+    """``layers``: that stand for all; empty: run all."""
+    batch = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows).forward
+    hidden = runner.model.run_apart(layers, batch, runner.kv) if layers else runner.forward(batch)[0]
     if runner.samples:
         for count in HEAD_ROWS:
             runner.model.head(hidden[:count])

@@ -2,9 +2,9 @@
 
 A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
 nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
-after its last one, where the next step overwrites them before anything reads them. What changes from step to step is
-two integers per row, its id and how many drafts it has, copied in front of the replay; everything else is in the
-device tables.
+after its last one, where the next step overwrites them before anything reads them. What may change from step to
+step is two integers per row, its id and how many drafts it has, copied in front of the replay if they do; everything
+else is in the device tables.
 
 The graph of a step takes the most likely tokens. Where a request asks for others (temperature, filters, penalties, a
 grammar), a second graph after it chooses them anew from the logits the first one left, by the rows' sampling state;
@@ -64,15 +64,23 @@ class CapturedStep:
     batch: ForwardBatch
     logits: Tensor
     """float32 ``[bucket.tokens, vocab]``; adjusted where a row's request adjusts them."""
-    tokens: Tensor
-    """int64 ``[bucket.tokens]``: the chosen ones, already written as inputs of the next step."""
-    accepted: Tensor
-    """int64 ``[bucket.rows]``: drafts that are."""
+    chosen: Tensor
+    """int64 ``[bucket.tokens + bucket.rows]``: :attr:`tokens`, then :attr:`accepted`."""
     logprobs: Tensor
     """float32 ``[bucket.tokens]``: of the chosen tokens, where a request asked for logprobs."""
     aux_hidden_states: tuple[Tensor, ...]
     prepared: tuple[Any, ...]
     """What the attention kernel prepared, by KV group: the graph reads its tensors."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 ``[bucket.tokens]``: the chosen ones, already written as inputs of the next step."""
+        return self.chosen[: self.bucket.tokens]
+
+    @property
+    def accepted(self) -> Tensor:
+        """int64 ``[bucket.rows]``: drafts that are."""
+        return self.chosen[self.bucket.tokens :]
 
     @property
     def starts(self) -> Tensor:
@@ -136,9 +144,10 @@ class StepGraphs:
         self._capture: Capture | None = capture
         self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
         self._graphs: dict[Bucket, _Graph] = {}
+        self._inputs: dict[Bucket, list[int]] = {}
+        """What a bucket's inputs hold since it was replayed."""
         most = self._todo[0].tokens if self._todo else 0
-        self._tokens = torch.zeros(most, dtype=torch.int64, device=tables.device)
-        self._accepted = torch.zeros(most, dtype=torch.int64, device=tables.device)
+        self._chosen = torch.zeros(2 * most, dtype=torch.int64, device=tables.device)
         self._logprobs = torch.zeros(most, dtype=torch.float32, device=tables.device)
         self._logits: Tensor | None = None
         self._aux: tuple[Tensor, ...] | None = None
@@ -176,7 +185,10 @@ class StepGraphs:
         watched = self.tables.watch(rows)
         idle = bucket.rows - len(rows)
         ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
-        refill(graph.captured.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
+        inputs = ids + [row.num_drafts for row in rows] + [0] * idle
+        if self._inputs.get(bucket) != inputs:
+            refill(graph.captured.inputs, inputs)
+            self._inputs[bucket] = inputs
         graph.step()
         masks = None if watched is None else watched.masks(self.tables.device, bucket.queries)
         if masks is not None:
@@ -275,8 +287,7 @@ class StepGraphs:
             inputs,
             batch,
             self._logits[:count],
-            self._tokens[:count],
-            self._accepted[: bucket.rows],
+            self._chosen[: count + bucket.rows],
             self._logprobs[:count],
             tuple(hidden[:count] for hidden in self._aux),
             prepared,

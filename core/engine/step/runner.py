@@ -96,6 +96,11 @@ class ModelRunner:
             self.records.scatter(move.group, move.slots, move.blocks)
 
     @property
+    def is_alone(self) -> bool:
+        """No other rank computes a part of its steps."""
+        return self._exchange is None
+
+    @property
     def samples(self) -> bool:
         """Tokens are chosen after the layers of this rank: it is in the last stage."""
         return self._exchange is None or self._exchange.samples
@@ -164,6 +169,7 @@ class ModelRunner:
             ranked,
             queries,
             (own, captured.logprobs) if own else None,
+            captured.chosen,
         )
         return Sampled(tuple(range(len(plan.rows))), choice, errors)
 

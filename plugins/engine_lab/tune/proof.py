@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from engine_lab.shared.statistics import hodges_lehmann, paired_ratio
-from engine_lab.sweep.analysis import verdict
+from engine_lab.sweep.analysis import last_round, verdict
 from engine_lab.sweep.figures import Figure, figure_of, keys_of
 from engine_lab.sweep.race import whole_passes
 from engine_lab.sweep.record import PROOF, Candidate, Experiment, Round
@@ -17,6 +17,11 @@ from engine_lab.sweep.rounds import LEAST_FINAL, MOST_FINAL, after, seconds_of
 from engine_lab.tune.lines import WITHOUT, baseline_of, left_out, lines_of
 
 BY = "slo"
+KEPT = {
+    "kept": "it keeps the SLO",
+    "not kept": "it does not keep the SLO",
+    "undecided": "whether it keeps the SLO is undecided",
+}
 
 
 def choose(experiment: Experiment, config_dirs: Sequence[Path], share: float = 1.0) -> tuple[Candidate | None, str]:
@@ -28,7 +33,10 @@ def choose(experiment: Experiment, config_dirs: Sequence[Path], share: float = 1
     best, baseline = found["ranked"][0], baseline_of(experiment)
     tied = [experiment.candidates[one] for one in (best, *found.get("ties", ()))]
     if baseline in tied:
-        return None, "the baseline is the best, or cannot be told apart from it"
+        last = last_round(experiment)
+        assert last is not None  # it was compared
+        kept = _kept(experiment, baseline.id, whole_passes(experiment, last))
+        return None, f"the baseline is the best, or cannot be told apart from it; {KEPT[kept['verdict']]}"
     return min(tied, key=lambda one: len(lines_of(one, baseline, config_dirs))), ""
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.ops import LinearSpec
@@ -18,9 +22,11 @@ from engine.contracts.quantizer import CustomWeight, WeightFormat
 from engine.kernels.context import StepContext
 from engine.kernels.model import LoweredBlock, LoweredModel
 from engine.kernels.settings import Kernels
+from engine.step.plan import StepRow
+from engine.step.tables import DeviceTables
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.context import build_context
-from engine.testing.random_model import RandomModel, random_model
+from engine.testing.random_model import BLOCK, RandomModel, random_model
 from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import QwenMoeArchitecture
 from engine_plugins.architecture.gpt_oss import GptOssArchitecture
@@ -225,11 +231,12 @@ MIXTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def mixture(family: str, rows: int, kernels: Kernels = "triton") -> RandomModel:
+def mixture(family: str, rows: int, kernels: Kernels = "triton", layers: int = 2) -> RandomModel:
     """A decode step of ``rows`` sequences of 20 tokens."""
     architecture, config = MIXTURES[family]
     return random_model(
-        architecture(SlotConfig()), config, lambda context: Unquantized(UnquantizedConfig(), context),
+        architecture(SlotConfig()), config | {"num_hidden_layers": layers},
+        lambda context: Unquantized(UnquantizedConfig(), context),
         lambda context: TritonAttention(SlotConfig(), context, num_sms=4), PlainFormat(), "float32", "cpu",
         kernels=kernels, rows=rows, tokens=20,
     )  # fmt: skip
@@ -245,6 +252,35 @@ def test_mixtures_sinks_and_latent_attention_are_what_torch_makes_of_them(family
         found.append(made.model.head(hidden))
     assert float(found[1].abs().max()) > 1.0
     assert float((found[0] - found[1]).abs().max()) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_a_layer_of_each_kind_launches_what_all_layers_do(family: str) -> None:
+    """Every other layer has a window; the first one has no experts. One token, three, and two prompts."""
+    made = mixture(family, 1, layers=4)
+    layers = made.model.layers_of_each_kind
+    assert len(layers) == 2
+    tables = DeviceTables(3, 64, 0, BLOCK, "cpu", 96, len(made.batch.attention))
+    for rows, length in ((1, 1), (3, 1), (2, 12)):
+        batch = tables.inputs((StepRow(tables.nobody, 0, length),) * rows).forward
+        whole = specialisations(partial(made.model.forward, batch, made.kv))
+        few = specialisations(partial(made.model.run_apart, layers, batch, made.kv))
+        assert set(whole) == set(few) and 1.5 * few.total() < whole.total()
+
+
+def specialisations(run: Callable[[], object]) -> Counter[tuple[object, ...]]:
+    """What kernels are compiled for, as far as the launches say: constants, and dtypes of tensors; and how often each
+    is launched."""
+    found, launch = Counter[tuple[object, ...]](), InterpretedFunction.run
+
+    def noted(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> Any:
+        dtypes = tuple(arg.dtype if isinstance(arg, Tensor) else type(arg) for arg in args)
+        found[kernel.fn.__name__, dtypes, tuple(sorted(constants.items(), key=itemgetter(0)))] += 1
+        return launch(kernel, *args, grid=grid, warmup=warmup, **constants)
+
+    with patch.object(InterpretedFunction, "run", noted):
+        run()
+    return found
 
 
 QWEN3_ATTENTION = ["linear_store", "norm_rope_write", "split_attention", "linear_store"]

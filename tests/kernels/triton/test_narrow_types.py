@@ -88,9 +88,11 @@ def test_rounding_to_int8_takes_halves_to_even_and_saturates(device: str) -> Non
 
 
 def _prmt(a: int, b: int, selector: int) -> int:
+    """Selectors above 7 take the sign of a byte eight times."""
     both = a | b << 32
     picked = (selector >> 4 * i & 15 for i in range(4))
-    return sum((both >> 8 * at & 255) << 8 * i for i, at in enumerate(picked))
+    found = ((both >> 8 * (at & 7) & 255, at > 7) for at in picked)
+    return sum((255 * (byte >> 7) if is_sign else byte) << 8 * i for i, (byte, is_sign) in enumerate(found))
 
 
 def _lop3(a: int, b: int, c: int, table: int) -> int:

@@ -39,6 +39,10 @@ def lower_rotations(lowering: Lowering, max_len: int) -> Rotate:
     """Tables of every distinct rotation, once per step; with C++ kernels also of values. ``max_len``: most tokens of a
     sequence."""
     rotaries = [Rotary(op.facts, op.head_dim, max_len, lowering.device) for op in lowering.rotations]
+    if lowering.kernels == "triton":
+        from engine.kernels.triton.rotation import rotation_tables  # Triton is imported only where it runs
+
+        return lambda positions: tuple([rotation_tables(rotary, positions) for rotary in rotaries])
     whole = [rotates_whole(lowering, index) for index in range(len(rotaries))]
 
     def tables(positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:

@@ -31,19 +31,21 @@ class Rotary:
         stated = int(facts.params.get("max_position_embeddings") or max_len)
         trained = int(facts.params.get("original_max_position_embeddings") or stated)
         factor = float(facts.params.get("factor") or stated / trained)
-        frequencies, self._amplitude = _frequencies(facts, self.dim, trained, factor, max_len > trained)
-        self._frequencies = frequencies.float().to(device)
+        frequencies, self.amplitude = _frequencies(facts, self.dim, trained, factor, max_len > trained)
+        """What cosines and sines are multiplied by."""
+        self.frequencies = frequencies.float().to(device)
+        """Angles of neighbouring positions differ by them: float32 ``[dim / 2]``."""
 
     def angles(self, positions: Tensor) -> Tensor:
         """Float32 ``[num_tokens, rotary_dim / 2]`` for int64 ``positions [num_tokens]``."""
-        return positions[:, None].float() * self._frequencies
+        return positions[:, None].float() * self.frequencies
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """``cos``, ``sin``: ``[num_tokens, 1, rotary_dim / 2]``, scaled by the attention factor of the kind."""
         angles = self.angles(positions)[:, None]
         cos, sin = angles.cos(), angles.sin()
-        if self._amplitude != 1.0:
-            cos, sin = cos * self._amplitude, sin * self._amplitude
+        if self.amplitude != 1.0:
+            cos, sin = cos * self.amplitude, sin * self.amplitude
         return cos.to(dtype), sin.to(dtype)
 
 

@@ -46,27 +46,24 @@ def _int4_pairs(base: str) -> list[str]:
     ]
 
 
-def _e2m1_pairs(magnitude: int, mask: str) -> list[str]:
-    """The same nibbles: exponent and mantissa to bit ``magnitude`` of a 16-bit float, signs to bit 15, then times the
-    ratio of the exponents' biases."""
-    pairs = []
-    for low in (0, 4, 8, 12):
-        move = magnitude - low
-        shift = f"shl.b32 bits, WORD, {move};" if move >= 0 else f"shr.u32 bits, WORD, {-move};"
-        pairs.append(
-            f"shl.b32 high, WORD, {12 - low}; and.b32 high, high, 0x80008000; {shift} "
-            f"lop3.b32 bits, bits, {mask}, high, 0xEA; MULTIPLY bits, bits, factor, ADDEND;"
-        )
-    return pairs
+def _e2m1_pairs(shift: int, mask: str) -> list[str]:
+    """The same nibbles, moved to the upper halves of bytes and then taken as :func:`_e4m3_pairs` takes these."""
+    pairs = [
+        f"prmt.b32 bits, {word}, 0, {which}; shl.b32 bits, bits, {shift}; and.b32 bits, bits, {mask}; "
+        "MULTIPLY bits, bits, factor, ADDEND;"
+        for which in ("0xA280", "0xB391")
+        for word in ("high", "WORD")
+    ]
+    return [f"shl.b32 high, WORD, 4; {pairs[0]}", *pairs[1:]]
 
 
 def _e4m3_pairs(shift: int, mask: str) -> list[str]:
-    """Bytes 0 and 1, and 2 and 3: sign and magnitude to where a 16-bit float has them, then times the ratio of the
-    exponents' biases."""
+    """Bytes 0 and 1, and 2 and 3: each with its sign in all bits above it; then sign and magnitude to where a 16-bit
+    float has them; then times the ratio of the exponents' biases."""
     return [
-        f"prmt.b32 bits, WORD, 0, {which}; and.b32 high, bits, 0x80008000; shr.u32 bits, bits, {shift}; "
-        f"lop3.b32 bits, bits, {mask}, high, 0xEA; MULTIPLY bits, bits, factor, ADDEND;"
-        for which in ("0x1404", "0x3424")
+        f"prmt.b32 bits, WORD, 0, {which}; shl.b32 bits, bits, {shift}; and.b32 bits, bits, {mask}; "
+        "MULTIPLY bits, bits, factor, ADDEND;"
+        for which in ("0x9180", "0xB3A2")
     ]
 
 
@@ -91,8 +88,8 @@ MINUS_ZEROS = "0x80008000"
 Pairs = tuple[list[str], str]
 """How to make 16-bit floats, and the factor."""
 
-E4M3_IN_BF16: Pairs = (_e4m3_pairs(4, "0x07F007F0"), "0x7B807B80")
-E4M3_IN_FP16: Pairs = (_e4m3_pairs(1, "0x3F803F80"), "0x5C005C00")
+E4M3_IN_BF16: Pairs = (_e4m3_pairs(4, "0x87F087F0"), "0x7B807B80")
+E4M3_IN_FP16: Pairs = (_e4m3_pairs(7, "0xBF80BF80"), "0x5C005C00")
 INT8_IN_BF16: Pairs = (_int8_pairs("0x43004300"), "0xBF80BF80")
 INT8_IN_FP16: Pairs = (_int8_pairs("0x64006400"), "0xBC00BC00")
 
@@ -116,7 +113,7 @@ INT8_TO_BF16_PTX, INT8_TO_FP16_PTX = _together(INT8_IN_BF16, BF16), _together(IN
 E4M3_BF16, E4M3_FP16, E4M3_FP32 = _apart(E4M3_IN_BF16, E4M3_IN_FP16)
 INT8_BF16, INT8_FP16, INT8_FP32 = _apart(INT8_IN_BF16, INT8_IN_FP16)
 E2M1_BF16, E2M1_FP16, E2M1_FP32 = _apart(
-    (_e2m1_pairs(6, "0x01C001C0"), "0x7E807E80"), (_e2m1_pairs(9, "0x0E000E00"), "0x74007400")
+    (_e2m1_pairs(2, "0x81C081C0"), "0x7E807E80"), (_e2m1_pairs(5, "0x8E008E00"), "0x74007400")
 )
 INT4_BF16, INT4_FP16, INT4_FP32 = _apart(
     (_int4_pairs("0x43004300"), "0x3F803F80"), (_int4_pairs("0x64006400"), "0x3C003C00"), addend=""

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["accepted_ptr"])
 def step_outputs(
     inputs_ptr, ids_ptr, positions_ptr, chosen_ptr, kept_ptr, accepted_ptr, tokens_ptr, computed_ptr,
     tokens_stride, num_rows, nobody,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.narrow_types import INTERPRETED
 from engine.kernels.triton.tile_ops import LOG2E, dot, tanh
 
 
@@ -118,16 +119,29 @@ def cache_slots(table_ptr, start, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.co
 
 
 @triton.jit
+def converted_by_loader(x):
+    """``x`` of 16 bits, converted by the thread that loaded it. Left alone, the compiler converts where tensor cores
+    take their operands: numbers of 8 bits are then read from shared memory one by one, and in prompts by every warp."""
+    if x.dtype.primitive_bitwidth == 16 and not INTERPRETED:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 2)
+    else:
+        return x
+
+
+@triton.jit
 def load_cache(
     cache_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
-    BLOCK_D: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_D: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr, BY_LOADER: tl.constexpr,
 ):  # fmt: skip
-    """A key or value tile ``[BLOCK_N, BLOCK_D]`` in ``DTYPE`` as it is stored, unscaled; 0 where masked."""
+    """A key or value tile ``[BLOCK_N, BLOCK_D]`` in ``DTYPE`` as it is stored, unscaled; 0 where masked.
+    ``BY_LOADER``: see :func:`converted_by_loader`."""
     # block is int64: block * stride_block passes 2**31 elements in caches of a few GB.
     at = block * stride_block + offset * stride_slot + kv_head * stride_head
     offsets = at[:, None] + tl.arange(0, BLOCK_D)[None, :]
     if LOAD_TILE is None:
         return tl.load(cache_ptr + offsets, mask=mask, other=0.0).to(DTYPE)
+    elif BY_LOADER:
+        return converted_by_loader(LOAD_TILE(cache_ptr, offsets, mask, DTYPE))
     else:
         return LOAD_TILE(cache_ptr, offsets, mask, DTYPE)
 
@@ -225,15 +239,18 @@ def fold_tile(
     if not MASKED:
         within = tl.full([BLOCK_N], 1, tl.int1)
     mask = within[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
+    # The sums of more queries of latent attention leave no registers for it.
+    BY_LOADER: tl.constexpr = v_ptr is not None or q.shape[0] <= 16
     k = load_cache(
-        k_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
-    )
+        k_ptr, block, offset, kv_head, mask,
+        stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype, BY_LOADER,
+    )  # fmt: skip
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
     if BLOCK_R > 0:
         rest = within[:, None] & dim_mask(BLOCK_R, HEAD_DIM - VALUE_DIM)[None, :]
         k_rest = load_cache(
             k_ptr + VALUE_DIM, block, offset, kv_head, rest,
-            stride_block, stride_slot, stride_head, BLOCK_R, LOAD_TILE, q.dtype,
+            stride_block, stride_slot, stride_head, BLOCK_R, LOAD_TILE, q.dtype, BY_LOADER,
         )  # fmt: skip
         scores = dot(q_rest, tl.trans(k_rest), scores)
     if SCALE == "per_token_head":
@@ -256,6 +273,7 @@ def fold_tile(
         v = k
     else:
         v = load_cache(
-            v_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
-        )
+            v_ptr, block, offset, kv_head, mask,
+            stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype, BY_LOADER,
+        )  # fmt: skip
     return dot(weights.to(q.dtype), v, acc * shrink[:, None]), new_max, row_sum
