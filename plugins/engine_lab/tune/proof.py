@@ -18,10 +18,11 @@ from engine_lab.tune.lines import WITHOUT, baseline_of, left_out, lines_of
 
 BY = "slo"
 KEPT = {
-    "kept": "it keeps the SLO",
-    "not kept": "it does not keep the SLO",
-    "undecided": "whether it keeps the SLO is undecided",
+    "kept": "that keeps the SLO",
+    "not kept": "that does not keep the SLO",
+    "undecided": "whether that keeps the SLO is undecided",
 }
+"""Of the baseline."""
 
 
 def choose(experiment: Experiment, config_dirs: Sequence[Path], share: float = 1.0) -> tuple[Candidate | None, str]:
@@ -75,8 +76,9 @@ def prove(experiment: Experiment, asked: Round) -> dict[str, Any]:
             found["figures"][figure.key] = ratio
     slo = found["figures"][BY]
     found["is_proven"] = slo["high"] < 1.0
-    found["why"] = "" if found["is_proven"] else "fresh runs do not tell it from the baseline"
     found["kept"] = {one.name: _kept(experiment, one.id, numbers) for one in (baseline, chosen)}
+    keeps = KEPT[found["kept"][baseline.name]["verdict"]]
+    found["why"] = "" if found["is_proven"] else f"fresh runs do not tell it from the baseline; {keeps}"
     for one in others:
         ratio = None if one.refused else _ratio(experiment, figure_of(BY), one.id, chosen.id, numbers)
         found["lines"].append({"line": one.name.removeprefix(WITHOUT), "refused": one.refused, "ratio": ratio})

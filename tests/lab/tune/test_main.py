@@ -68,7 +68,7 @@ def test_no_set_is_named_where_none_is_better_than_the_baseline(truth, tmp_path,
     truth.update(factors)
     assert tune(tmp_path, *GRID) == NONE
     said = " ".join(capsys.readouterr().out.split())
-    assert "no set is named, and no preset written" in said and "; it does not keep the SLO" in said
+    assert "no set is named, and no preset written" in said and "; that does not keep the SLO" in said
     assert not (tmp_path / "preset" / "mine.yaml").exists()
 
 
