@@ -53,9 +53,13 @@ prompts go elsewhere."""
 
 
 def part_of(requests: Sequence[Recorded], most: int) -> list[Recorded]:
-    """The last of them, by arrival, that many at most; times count from the first."""
-    ordered = sorted(requests, key=lambda each: each.at_s)[-most:]
-    return [replace(each, at_s=each.at_s - ordered[0].at_s) for each in ordered]
+    """The last of them, by arrival, that many at most; times count from the first. With it come those that had not
+    ended by then: without them what waits for rows or memory would find no queue."""
+    ordered = sorted(requests, key=lambda each: each.at_s)
+    last = ordered[-most:]
+    began_s = last[0].at_s
+    there = [each for each in ordered[:-most] if each.at_s + each.e2e_ms / 1e3 > began_s]
+    return [replace(each, at_s=max(0.0, each.at_s - began_s)) for each in (*there, *last)]
 
 
 def recorded(evidence: Evidence, most: int) -> list[Recorded]:

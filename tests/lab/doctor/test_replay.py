@@ -63,3 +63,14 @@ def test_a_part_is_the_last_requests_and_begins_at_once() -> None:
     part = part_of(MIXED[::-1], 4)
     assert part[0].at_s == 0.0 and [each.prompt_tokens for each in part] == [160, 30, 30, 160]
     assert all(one.at_s <= two.at_s for one, two in pairwise(part))
+
+
+def test_a_part_begins_with_the_queue_that_was_there() -> None:
+    """Eight clients that wait for answers, of which the engine gives one at a time, each after 10 ms."""
+    waiting = [
+        replace(MIXED[0], at_s=0.01 * max(0, number - 7), e2e_ms=10.0 * min(8, number + 1)) for number in range(40)
+    ]
+    part = part_of(waiting, 20)
+    assert [each.at_s for each in part[:8]] == [0.0] * 8 and len(part) == 27
+    gaps = [two.at_s - one.at_s for one, two in pairwise(part[7:])]
+    assert max(gaps) - min(gaps) < 1e-9
