@@ -15,7 +15,7 @@ import aiohttp
 
 from engine_lab.bench.busy import Watched
 from engine_lab.bench.load import Limit, OnDone, closed_loop, open_loop
-from engine_lab.bench.mixture import flows, shared
+from engine_lab.bench.mixture import flows, mixed
 from engine_lab.bench.options import BenchOptions
 from engine_lab.bench.pattern import POISSON
 from engine_lab.bench.probe import Calibration, Counter, calibrate, find_model, load_tokenizer
@@ -55,7 +55,7 @@ class Client:
 
     def requests(self, stream: str) -> Iterator[BenchRequest]:
         """Endless. Streams of different names have different prompts."""
-        return shared(self.options.classes, self.workload, stream)
+        return mixed(self.options.classes, self.workload, stream)
 
     async def warm_up(self) -> None:
         """Raises ``ProbeError`` if no request succeeds."""

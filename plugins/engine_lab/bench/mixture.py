@@ -137,20 +137,20 @@ def flows(
 ) -> list[Flow]:
     """The load of the flags, unless all classes have one of their own, and those of such classes."""
     own = [each for each in classes if each.has_load]
-    found = [Flow(shared(classes, base, stream), rate, concurrency, seed)] if len(own) < len(classes) or not own else []
+    found = [Flow(mixed(classes, base, stream), rate, concurrency, seed)] if len(own) < len(classes) or not own else []
     for number, each in enumerate(own, 1):
         requests = each.workload(base).requests(stream)
         found.append(Flow(requests, each.rate, each.concurrency or 1, seed + number, is_own=True))
     return found
 
 
-def shared(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
+def mixed(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
     """Endless requests of the load of the flags: mixed, where classes share it."""
     sharing = [each for each in classes if not each.has_load]
-    return _mixed(sharing, base, stream) if sharing else base.requests(stream)
+    return _drawn(sharing, base, stream) if sharing else base.requests(stream)
 
 
-def _mixed(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
+def _drawn(classes: Sequence[ServiceClass], base: Workload, stream: str) -> Iterator[BenchRequest]:
     """Of a class each, drawn by their shares."""
     chance = random.Random(f"{base.seed}/{stream}/classes")
     sources = [each.workload(base).requests(stream) for each in classes]

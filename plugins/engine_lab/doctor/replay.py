@@ -53,12 +53,12 @@ prompts go elsewhere."""
 
 
 def part_of(requests: Sequence[Recorded], most: int) -> list[Recorded]:
-    """The last of them, by arrival, that many at most; times count from the first. With it come those that had not
-    ended by then: without them what waits for rows or memory would find no queue."""
+    """The last ``most`` of them, by arrival; times count from the first. With it come those that had not ended by then,
+    as many at most: without them what waits for rows or memory would find no queue."""
     ordered = sorted(requests, key=lambda each: each.at_s)
     last = ordered[-most:]
-    began_s = last[0].at_s
-    there = [each for each in ordered[:-most] if each.at_s + each.e2e_ms / 1e3 > began_s]
+    began_s = last[0].at_s if last else 0.0
+    there = [each for each in ordered[:-most] if each.at_s + each.e2e_ms / 1e3 > began_s][-most:]
     return [replace(each, at_s=max(0.0, each.at_s - began_s)) for each in (*there, *last)]
 
 

@@ -55,7 +55,7 @@ def figure_of(key: str) -> Figure:
 
 
 def keys_of(figures: Iterable[str]) -> list[str]:
-    """Of the figures that sets are compared by: those of all runs, and of the classes of these."""
+    """Of what sets are compared by: the figures of all requests, then those of classes."""
     return [*BY_KEY, *sorted({key for key in figures if key.startswith(OF_CLASS)})]
 
 
@@ -85,8 +85,8 @@ def figures_of(
 
 def shares_of(limits: Limits, records: Sequence[RequestRecord]) -> dict[str, float | None]:
     """By class that has limits, the P95 over requests of how much of its limits a request takes, by the limit that it
-    takes most of: at most 1 where so many keep the SLO. Of a named class with too few requests for a P95, the worst
-    one; ``None`` with too few without classes, or none with any of its values."""
+    takes most of: at most 1 where so many keep the SLO. With too few requests for a P95, the worst one; ``None``
+    without any that has one of its values."""
     taken: dict[str, list[float]] = {}
     for record in records:
         slo = limits.of(record)
@@ -95,9 +95,9 @@ def shares_of(limits: Limits, records: Sequence[RequestRecord]) -> dict[str, flo
         values = [(record.slo_value(name), limit) for name, limit in slo.limits_ms] if record.ok else [(inf, 1.0)]
         known = [value / limit for value, limit in values if value is not None]
         taken.setdefault(record.service_class, []).extend([max(known)] if known else [])
-    return {name: _share(name, found) for name, found in taken.items()}
+    return {name: _share(found) for name, found in taken.items()}
 
 
-def _share(name: str, taken: Sequence[float]) -> float | None:
+def _share(taken: Sequence[float]) -> float | None:
     found = describe([(share, 1) for share in taken])[f"p{PERCENTILE}"]
-    return max(taken, default=None) if name and found is None else found
+    return max(taken, default=None) if found is None else found

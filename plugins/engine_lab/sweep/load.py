@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from engine_lab.bench.load import Limit, closed_loop, open_loop
-from engine_lab.bench.mixture import flows, shared
+from engine_lab.bench.mixture import flows, mixed
 from engine_lab.bench.probe import calibrate
 from engine_lab.bench.record import RequestRecord
 from engine_lab.bench.replay import play, schedule_of
@@ -57,7 +57,7 @@ class Requests:
         load, seed = self._load, self._load.seed + number
         workload = workload_of(load, self._text, chars_per_token, NONCE, seed)
         sender = HttpSender(self._session, self._target(url, model, f"pass {number}"), clock)
-        first = (replace(each, turns=(), leave_after_s=None) for each in shared(load.classes, workload, "warmup"))
+        first = (replace(each, turns=(), leave_after_s=None) for each in mixed(load.classes, workload, "warmup"))
         await warm_up(sender, first, load.warmup, load.concurrency, clock)
         async with watched(clock) as lag:
             records = await self._measured(sender, workload, seed, scale)

@@ -40,7 +40,7 @@ class Measure:
                 figures = figures_of(records, lags_s, self._options.slo, self._options.load.class_slos)
                 lag = describe([(late * 1e3, 1) for late in lags_s])["p99"]
                 if figures[self._options.by] is None:
-                    failed = f"its answers have no {self._options.by}"
+                    failed = f"too few of its requests have {self._options.by}: more --requests, or a longer --duration"
         except Refused as error:
             failed = f"it does not start: {_last(str(error))}"
         except (ProbeError, LiveError) as error:

@@ -123,6 +123,8 @@ def options_of(flags: argparse.Namespace, share: float = 1.0) -> SweepOptions:
         )
     if flags.samples is not None:
         check_sampler()
+        if flags.samples <= flags.keep:
+            raise ValueError(f"--samples {flags.samples}: expected more than the {flags.keep} sets of the last round")
     if flags.max_loss is not None and flags.no_quality:
         raise ValueError("--quality and --no-quality exclude each other")
     return SweepOptions(
@@ -150,6 +152,8 @@ def load_of(flags: argparse.Namespace) -> Load:
     if flags.trace is not None and (flags.workload is not None or flags.duration is not None):
         raise ValueError("--trace has its own requests, as many as --requests: it takes no --workload or --duration")
     classes = () if flags.workload is None else read_mixture(flags.workload)
+    if flags.prompt_ids is not None and any("turns" in each.changes for each in classes):
+        raise ValueError("--workload: turns need answers as texts: they take no --prompt-ids")
     if any(each.has_load for each in classes) and flags.duration is None:
         raise ValueError("--workload: a class with a load of its own runs for a time: expected --duration S")
     return Load(

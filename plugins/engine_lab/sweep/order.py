@@ -30,8 +30,8 @@ def order_candidates(experiment: Experiment, options: SweepOptions) -> list[int]
     if options.samples is not None:
         experiment.order = f"as Optuna's TPE sampler picks {options.samples} sets, of seed {options.load.seed}"
         return [one.id for one in able]
-    if options.load.classes:
-        experiment.order = f"random, of seed {options.load.seed}: a mixture of classes is not simulated"
+    if options.load.classes or options.load.duration_s is not None:
+        experiment.order = f"random, of seed {options.load.seed}: a mixture, or a load by time, is not simulated"
         return [one.id for one in able]
     requests = simulated_load(options.load)
     for one in able:

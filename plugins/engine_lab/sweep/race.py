@@ -40,15 +40,15 @@ class Race:
     async def run(self) -> None:
         """The last round goes on where it was, then come the others."""
         experiment = self._experiment
-        asked = experiment.rounds[-1] if experiment.rounds else self._begun()
+        asked = experiment.rounds[-1] if experiment.rounds else self._next()
         while asked is not None:
             await self.make(asked)
             if self._samples is not None and asked.kind == SCREENING:
                 asked.candidates = [which for which in asked.candidates if experiment.runs_of(which)]
-            asked = self._begun()
+            asked = self._next()
 
-    def _begun(self) -> Round | None:
-        """The next round, which is written down; ``None``: there is none."""
+    def _next(self) -> Round | None:
+        """The round after the last, noted as one of the experiment; ``None``: there is none."""
         found = next_round(self._experiment, self._by, self._keep, self._budget_s)
         if found is not None:
             self._experiment.rounds.append(found)
@@ -67,18 +67,25 @@ class Race:
                 if self._is_over(asked):
                     return
                 where = f"pass {number - asked.first + 1} of {asked.passes}"
-                self._say(f"{asked.kind}, {sets(len(asked.candidates))}, {where}: {candidate.name}")
+                self._say(f"{asked.kind}, {sets(self._count(asked))}, {where}: {candidate.name}")
                 run = await self._measure(which, number, asked)
                 experiment.runs.append(run)
                 experiment.elapsed_s += run.seconds
-                if run.failed and asked.kind != HEADROOM:
+                if run.failed and asked.kind != HEADROOM and (number == 0 or not run.figures):
                     candidate.refused = run.failed
                 self._saved()
 
     def _order(self, asked: Round, number: int) -> Iterable[int]:
-        if self._samples is None or asked.kind != SCREENING or number:
+        if self._samples is None or not self._is_sampled(asked):
             return order_of(self._seed, asked, number)
         return Sampler(self._experiment, self._by, self._samples, self._seed).picks()
+
+    def _is_sampled(self, asked: Round) -> bool:
+        return self._samples is not None and asked.kind == SCREENING and asked.first == 0
+
+    def _count(self, asked: Round) -> int:
+        count = len(asked.candidates)
+        return min(count, self._samples or count) if self._is_sampled(asked) else count
 
     def _is_over(self, asked: Round) -> bool:
         experiment, reserve = self._experiment, 0.0

@@ -36,17 +36,18 @@ class Sampler:
     """Picks sets of the grid, one after the other. What has no value on any axis, as a baseline, comes first."""
 
     def __init__(self, experiment: Experiment, by: str, count: int, seed: int) -> None:
-        """``count``: sets to measure, those that were included."""
+        """``count``: sets to measure, with those that were."""
         self._experiment, self._by, self._count, self._seed = experiment, by, count, seed
         self._axes = axes_of(experiment.candidates)
         self._points = {self._point(one): one.id for one in reversed(experiment.candidates)}
 
     def picks(self) -> Iterator[int]:
-        """Ids, each after the run of the one before it was saved."""
-        able = {one.id: one for one in self._experiment.able()}
-        yield from [which for which, one in able.items() if not any(self._point(one)) and not self._is_measured(which)]
-        while len({run.candidate for run in self._experiment.runs}) < min(self._count, len(able)):
-            free = [which for which in able if not self._is_measured(which)]
+        """Ids, each after the run of the one before it was saved. A set whose run failed is not counted."""
+        for one in self._experiment.able():
+            if self._axes and set(self._point(one)) == {None} and not self._is_measured(one.id):
+                yield one.id
+        while len({run.candidate for run in self._experiment.runs if not run.failed}) < self._count:
+            free = [one.id for one in self._experiment.able() if not self._is_measured(one.id)]
             if not free:
                 return
             yield self._pick(free)
@@ -84,9 +85,10 @@ class Sampler:
         for run in self._experiment.runs:
             point = self._point(self._experiment.candidates[run.candidate])
             value = run.figures.get(self._by)
-            if not value or None in point:
+            known = [at for at in point if at is not None]
+            if not value or len(known) < len(point):
                 continue
-            params = {key: self._axes[key].index(at) for key, at in zip(self._axes, point, strict=True) if at}
+            params = {key: self._axes[key].index(at) for key, at in zip(self._axes, known, strict=True)}
             value = log(BY_KEY[self._by].worse(value))
             found.append(create_trial(params=params, distributions=distributions, value=value))
         return found

@@ -60,11 +60,11 @@ def notes(experiment: Experiment) -> list[str]:
     if experiment.quality:
         lines.append(f"loss of quality: {experiment.quality}")
     if all(row["figures"]["ttft_p95"] is None for row in summary["rows"] if row["runs"]):
-        lines.append(f"TTFT P95 needs {FEWEST[95]} requests a run (--requests)")
+        lines.append(f"TTFT P95 needs {FEWEST[95]} requests a run (--requests, --duration)")
     if (share := sending_share(experiment)) is not None and share < LEAST_SENDING:
         lines.append(
-            f"requests took {share:.0%} of a run, the rest is the start of its engine: with more --requests the same "
-            "time tells more"
+            f"requests took {share:.0%} of a run, the rest is the start of its engine and the warm-up: with more "
+            "--requests the same time tells more"
         )
     if (lag := summary["client_lag_ms"]) is not None and lag > LATE_MS:
         lines.append(

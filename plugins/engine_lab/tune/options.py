@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine_lab.bench.mixture import read_mixture
 from engine_lab.sweep.grid import axes_of
 from engine_lab.sweep.options import SweepOptions, add_load, add_measuring, options_of
 
@@ -52,8 +53,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def tune_options_of(flags: argparse.Namespace) -> TuneOptions:
     """Raises ``ValueError`` when the flags contradict each other."""
-    if flags.slo is None and flags.workload is None:
-        raise ValueError("--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms")
+    classes = () if flags.workload is None else read_mixture(flags.workload)
+    if flags.slo is None and not any(each.slo for each in classes):
+        raise ValueError(
+            "--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms, or slo in a class of "
+            "--workload"
+        )
     if flags.max_loss is None and not flags.no_quality:
         flags.max_loss = MOST_LOSS
     preset = None if flags.preset is None else Path(flags.preset)

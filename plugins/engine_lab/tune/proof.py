@@ -18,11 +18,10 @@ from engine_lab.tune.lines import WITHOUT, baseline_of, left_out, lines_of
 
 BY = "slo"
 KEPT = {
-    "kept": "that keeps the SLO",
-    "not kept": "that does not keep the SLO",
-    "undecided": "whether that keeps the SLO is undecided",
+    "kept": "the baseline keeps the SLO",
+    "not kept": "the baseline does not keep the SLO",
+    "undecided": "whether the baseline keeps the SLO is undecided",
 }
-"""Of the baseline."""
 
 
 def choose(experiment: Experiment, config_dirs: Sequence[Path], share: float = 1.0) -> tuple[Candidate | None, str]:
@@ -71,7 +70,8 @@ def prove(experiment: Experiment, asked: Round) -> dict[str, Any]:
         why = f"{len(numbers)} of {LEAST_FINAL} passes of the proof were made; a --budget "
         why += f"{needed / 60:.0f} minutes longer goes on"
         return found | {"why": chosen.refused or baseline.refused or why}
-    for figure in map(figure_of, keys_of(experiment.runs_of(chosen.id)[numbers[0]].figures)):
+    known = [key for number in numbers for key in experiment.runs_of(chosen.id)[number].figures]
+    for figure in map(figure_of, keys_of(known)):
         if (ratio := _ratio(experiment, figure, baseline.id, chosen.id, numbers)) is not None:
             found["figures"][figure.key] = ratio
     slo = found["figures"][BY]
@@ -89,7 +89,9 @@ def _ratio(
     experiment: Experiment, figure: Figure, before: int, after_: int, numbers: Sequence[int]
 ) -> dict[str, float] | None:
     """Of a figure, as it is read; ``None``: not known in every run."""
-    sides = [[experiment.runs_of(one)[number].figures[figure.key] for number in numbers] for one in (before, after_)]
+    sides = [
+        [experiment.runs_of(one)[number].figures.get(figure.key) for number in numbers] for one in (before, after_)
+    ]
     known = [[value for value in side if value] for side in sides]
     if any(len(side) < len(numbers) for side in known):
         return None

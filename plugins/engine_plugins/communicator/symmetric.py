@@ -39,7 +39,7 @@ SEEN_ALONE = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a rank is, as it tells the others."""
 
     machine: str
@@ -122,12 +122,12 @@ class SymmetricCommunicator(NcclCommunicator):
     def _met(self, world: World, invitation: str) -> Any:
         self._store = super()._met(world, invitation)
         try:
-            places = exchanged(world, self._store, place_of(world))
+            locations = exchanged(world, self._store, location_of(world))
         except RuntimeError as error:
             raise CommunicatorError(f"rank {world.rank}: {reason(error)}") from error
-        if why := refusal(places):
+        if why := refusal(locations):
             raise ValueError(f"communicator=symmetric: {why}")
-        every = {tuple(ranks) for place in places for ranks in place.groups}
+        every = {tuple(ranks) for location in locations for ranks in location.groups}
         self._sharing = sorted(ranks for ranks in every if len(ranks) > 1)
         return self._store
 
@@ -164,23 +164,23 @@ def device_of(world: World) -> torch.device:
     return device if device.index is not None else torch.device(device.type, torch.cuda.current_device())
 
 
-def place_of(world: World) -> Place:
+def location_of(world: World) -> Location:
     own, seen = device_of(world).index, range(torch.cuda.device_count())
     gpus = [str(torch.cuda.get_device_properties(index).uuid) for index in seen]
     reached = [index == own or torch.cuda.can_device_access_peer(own, index) for index in seen]
     cut_off = [gpu for gpu, reaches in zip(gpus, reached, strict=True) if not reaches]
-    return Place(socket.gethostname(), gpus[own], cut_off, [list(ranks) for ranks in world.groups.values()])
+    return Location(socket.gethostname(), gpus[own], cut_off, [list(ranks) for ranks in world.groups.values()])
 
 
-def exchanged(world: World, store: Any, place: Place) -> list[Place]:
-    """The places of all ranks."""
-    store.set(f"place {world.rank}", json.dumps(asdict(place)))
-    return [Place(**json.loads(store.get(f"place {rank}"))) for rank in range(world.size)]
+def exchanged(world: World, store: Any, location: Location) -> list[Location]:
+    """The locations of all ranks."""
+    store.set(f"place {world.rank}", json.dumps(asdict(location)))
+    return [Location(**json.loads(store.get(f"place {rank}"))) for rank in range(world.size)]
 
 
-def refusal(places: Sequence[Place]) -> str:
+def refusal(locations: Sequence[Location]) -> str:
     """Why ranks there cannot read each other's memory, as far as they see; empty: nothing is known against it."""
-    for (rank, one), (other, two) in combinations(enumerate(places), 2):
+    for (rank, one), (other, two) in combinations(enumerate(locations), 2):
         if one.machine != two.machine:
             return (
                 f"rank {rank} is on machine {one.machine} and rank {other} on {two.machine}, expected one machine; "

@@ -7,7 +7,7 @@ import pytest
 from tests.lab.bench.test_main import FakeServer, measure
 from tests.lab.bench.test_workload import BASE
 
-from engine_lab.bench.mixture import read_mixture, shared
+from engine_lab.bench.mixture import mixed, read_mixture
 
 FILE = """
 [chat]
@@ -31,7 +31,7 @@ def path(tmp_path):
 
 
 def test_requests_come_of_each_class_by_its_share_with_what_the_class_says(path):
-    found = list(islice(shared(read_mixture(path), BASE, "measured"), 400))
+    found = list(islice(mixed(read_mixture(path), BASE, "measured"), 400))
     counts = Counter(request.service_class for request in found)
     assert counts["chat"] == pytest.approx(300, abs=30) and set(counts) == {"chat", "batch"}
     assert [request.index for request in found] == list(range(400))

@@ -154,6 +154,7 @@ def test_a_server_that_fails_all_is_said_and_nothing_is_named(engine, tmp_path, 
     ("words", "complaint"),
     [
         (("--by", "slo"), "--by slo needs the limits"),
+        (("--samples", "3"), "--samples 3: expected more than the 3 sets of the last round"),
         (("--slo", "ttft=1s"), "--requests 3: expected at least 20, as --by slo compares a P95 of each run"),
         (("--budget", "15"), "'15': expected a time such as 90s, 15m or 2h"),
         (("--quality", "1%", "--no-quality"), "--quality and --no-quality exclude each other"),

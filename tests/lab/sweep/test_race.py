@@ -24,6 +24,8 @@ class Truth:
 
     def __init__(self, figures: Sequence[float], seed: int, fails: Sequence[int] = (), stop_after: int = 10**6) -> None:
         self.figures, self.seed, self.fails, self.left = figures, seed, fails, stop_after
+        self.lacks: set[int] = set()
+        """Passes whose requests have no figure, as a load by time may."""
         self.experiment = Experiment((), {}, [Candidate(i, f"set {i}", (f"x={i}",)) for i in range(len(figures))])
 
     async def measure(self, which: int, number: int, asked: Round) -> Run:
@@ -34,6 +36,8 @@ class Truth:
         own = random.Random(f"{self.seed}/{number}/{which}").gauss(0.0, NOISE)
         failed = "it does not start: no" if which in self.fails else ""
         figures = {} if failed else {"e2e": self.figures[which] * exp(common + own)}
+        if number in self.lacks:
+            return Run(which, number, {"itl_p95": 1.0}, RUN_S, "too few of its requests have e2e")
         return Run(which, number, figures, RUN_S, failed)
 
     def race(self, budget_s: float = 900.0, keep: int = 3, samples: int | None = None) -> Experiment:
@@ -116,3 +120,14 @@ def test_sets_are_ranked_by_the_passes_that_all_of_them_have() -> None:
         Run(0, 1, {"tokens_per_s": 500.0}, 1.0),
     ]
     assert ranked(experiment, [0, 1], "tokens_per_s") == [1, 0]
+
+
+def test_a_pass_without_the_figure_does_not_count_and_its_sets_stay() -> None:
+    truth = Truth([100.0, 50.0, 150.0], 5)
+    truth.lacks = {4}
+    experiment = truth.race(budget_s=300.0)
+    assert not any(one.refused for one in experiment.candidates)
+    assert 4 not in whole_passes(experiment, experiment.rounds[-1]) and verdict(experiment, "e2e")["winner"] == 1
+    truth = Truth([100.0, 50.0, 150.0], 5)
+    truth.lacks = set(range(20))
+    assert all(one.refused for one in truth.race().candidates)

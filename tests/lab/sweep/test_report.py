@@ -80,7 +80,7 @@ def test_a_sweep_whose_runs_are_mostly_starts_says_that_more_requests_tell_more(
     for run in experiment.runs:
         run.figures["requests_per_s"] = 10.0
     experiment.options = {"requests": 20}
-    said = "requests took 20% of a run, the rest is the start of its engine"
+    said = "requests took 20% of a run, the rest is the start of its engine and the warm-up"
     assert said in "\n".join(notes(experiment))
     experiment.options = {"requests": 60}
     assert said[:15] not in "\n".join(notes(experiment))

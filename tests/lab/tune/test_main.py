@@ -62,13 +62,29 @@ def test_the_best_set_is_proven_and_written_as_a_preset_with_what_each_line_brin
     assert f"mine.yaml (SLO kept); engine serve --config-dir {tmp_path} +preset=mine" in capsys.readouterr().out
 
 
+def test_a_class_that_does_not_come_in_every_run_costs_the_proof_nothing(truth, tmp_path, monkeypatch):
+    measured = Measure.__call__
+
+    async def mixed(self: Any, which: int, number: int, asked: Round) -> Run:
+        run = await measured(self, which, number, asked)
+        run.figures["slo of often"] = run.figures["slo"]
+        if number % 3 == 2:
+            run.figures["slo of rare"] = 0.1
+        return run
+
+    monkeypatch.setattr(Measure, "__call__", mixed)
+    assert tune(tmp_path, *GRID) == OK
+    figures = load(tmp_path / "results.json").summary["proof"]["figures"]
+    assert "slo of often" in figures and "slo of rare" not in figures
+
+
 @pytest.mark.parametrize("factors", [{}, {"drafter=ngram": 1.3, "drafter=suffix": 1.2, "quantizer=int8": 1.2}])
 def test_no_set_is_named_where_none_is_better_than_the_baseline(truth, tmp_path, capsys, factors: Mapping[str, float]):
     truth.clear()
     truth.update(factors)
     assert tune(tmp_path, *GRID) == NONE
     said = " ".join(capsys.readouterr().out.split())
-    assert "no set is named, and no preset written" in said and "; that does not keep the SLO" in said
+    assert "no set is named, and no preset written" in said and "; the baseline does not keep the SLO" in said
     assert not (tmp_path / "preset" / "mine.yaml").exists()
 
 

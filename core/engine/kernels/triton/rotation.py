@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import libdevice
+from triton.language.extra import libdevice
 
 from engine.kernels.torch.rope import Rotary
 from engine.kernels.triton.narrow_types import INTERPRETED
