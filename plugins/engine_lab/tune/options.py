@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_lab.bench.mixture import read_mixture
 from engine_lab.sweep.grid import axes_of
 from engine_lab.sweep.options import SweepOptions, add_load, add_measuring, options_of
 
@@ -48,23 +47,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--headroom", action="store_true", help="then raise the load until neither set keeps the SLO; not in --budget")
     add_measuring(parser)
     add_load(parser)
-    parser.set_defaults(budget=BUDGET, by="slo", keep=KEEP, keep_equal=False)
+    parser.set_defaults(budget=BUDGET, by=None, keep=KEEP, keep_equal=False)
 
 
 def tune_options_of(flags: argparse.Namespace) -> TuneOptions:
     """Raises ``ValueError`` when the flags contradict each other."""
-    classes = () if flags.workload is None else read_mixture(flags.workload)
-    if flags.slo is None and not any(each.slo for each in classes):
-        raise ValueError(
-            "--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms, or slo in a class of "
-            "--workload"
-        )
     if flags.max_loss is None and not flags.no_quality:
         flags.max_loss = MOST_LOSS
     preset = None if flags.preset is None else Path(flags.preset)
     if preset is not None and (preset.parent.name != "preset" or preset.suffix != ".yaml"):
         raise ValueError(f"--preset {preset}: expected DIR/preset/NAME.yaml, which --config-dir DIR +preset=NAME loads")
-    return TuneOptions(options_of(flags, SWEEP_SHARE), flags.budget, flags.headroom, preset)
+    sweep = options_of(flags, SWEEP_SHARE)
+    if sweep.limits is None:
+        raise ValueError(
+            "--slo is missing: what is to be kept, for example --slo ttft=500ms,itl=50ms, or slo in a class of "
+            "--workload"
+        )
+    return TuneOptions(sweep, flags.budget, flags.headroom, preset)
 
 
 def split(words: Sequence[str], config_dirs: Sequence[Path]) -> tuple[list[str], list[str]]:

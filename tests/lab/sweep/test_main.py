@@ -84,7 +84,16 @@ slo = "e2e=20s"
 
 def test_classes_come_together_and_sets_are_ordered_by_the_one_that_takes_most_of_its_limits(engine, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(MIXTURE)
-    words = ("drafter=none,ngram", "--no-quality", "--workload", str(tmp_path / "mine.toml"), "--duration", "0.03")
+    words = (
+        "drafter=none,ngram",
+        "--no-quality",
+        "--workload",
+        str(tmp_path / "mine.toml"),
+        "--duration",
+        "0.5",
+        "--budget",
+        "1s",
+    )
     assert sweep(tmp_path / "folder", *words) == OK
     found = load(tmp_path / "folder" / "results.json")
     figures = found.runs[0].figures
