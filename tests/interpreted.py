@@ -26,7 +26,7 @@ from engine.kernels.triton.device import runs_triton
 TESTS = Path(__file__).parent
 ON_CPU = (
     "drafting/test_engine.py", "kernels/triton/test_models.py", "kernels/triton/test_ranks.py",
-    "laws/test_captured_models.py", "plugins/communicator/test_nccl.py",
+    "laws/test_captured_models.py", "laws/test_early_reads.py", "plugins/communicator/test_nccl.py",
 )  # fmt: skip
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
@@ -48,6 +48,7 @@ SHORT = (
     "drafting/test_engine.py",
     "kernels/triton/test_models.py",
     "laws/test_captured_models.py",
+    "laws/test_early_reads.py",
     *(
         f"kernels/triton/test_{name}.py"
         for name in ("chain_inputs", "fragments", "heads", "joined_norms", "linear", "lowering")

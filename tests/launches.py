@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from torch import Tensor
@@ -33,6 +33,13 @@ class Launches:
 
     names: list[str] = field(default_factory=list)
 
+    def of_torch(self, func: Any, args: Any, made: Any) -> None:
+        self.names.append(f"aten.{func.overloadpacket.__name__}")
+
+    def of_triton(self, kernel: Any, tensors: dict[str, Tensor], run: Callable[[], Any]) -> Any:
+        self.names.append(kernel.fn.__name__)
+        return run()
+
     @property
     def kernels(self) -> list[str]:
         """Triton kernels."""
@@ -44,18 +51,31 @@ class Launches:
         return [name for name in self.names if name.startswith("aten.")]
 
 
-class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hooks have no types
-    """Notes every op that is neither a view nor free, unless a kernel is being interpreted."""
+class Watcher(Protocol):
+    """Is told of launches, in order."""
 
-    def __init__(self, launches: Launches) -> None:
+    def of_torch(self, func: Any, args: Any, made: Any) -> None:
+        """An op has computed or copied."""
+        ...
+
+    def of_triton(self, kernel: Any, tensors: dict[str, Tensor], run: Callable[[], Any]) -> Any:
+        """A kernel is launched with these tensors, by the names of its parameters, by ``run``: call it once and return
+        what it does."""
+        ...
+
+
+class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hooks have no types
+    """Tells of every op that is neither a view nor free, unless a kernel is being interpreted."""
+
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._launches = launches
+        self._watcher = watcher
         self.inside_kernel = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, made = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
         if not self.inside_kernel and name not in FREE and not (_may_be_view(func) and _shares(args, made)):
-            self._launches.names.append(f"aten.{name}")
+            self._watcher.of_torch(func, args, made)
         return made
 
 
@@ -74,28 +94,36 @@ def _shares(args: Any, made: Any) -> bool:
 
 
 @contextmanager
-def count_launches() -> Iterator[Launches]:
-    """Collect the launches of the ``with`` block. Not for use from several threads, nor nested."""
+def watch_launches(watcher: Watcher) -> Iterator[None]:
+    """Tell of the launches of the ``with`` block. Not for use from several threads, nor nested."""
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    launches = Launches()
-    ops = _TorchOps(launches)
+    ops = _TorchOps(watcher)
 
-    def counted(run: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            launches.names.append(kernel.fn.__name__)
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
             ops.inside_kernel = True
             try:
-                return run(kernel, *args, **kwargs)
+                return watcher.of_triton(kernel, tensors, lambda: run(kernel, *args, **kwargs))
             finally:
                 ops.inside_kernel = False
 
         return launch
 
     with (
-        patch.object(InterpretedFunction, "run", counted(InterpretedFunction.run)),
-        patch.object(JITFunction, "run", counted(JITFunction.run)),
+        patch.object(InterpretedFunction, "run", watched(InterpretedFunction.run)),
+        patch.object(JITFunction, "run", watched(JITFunction.run)),
         ops,
     ):
+        yield
+
+
+@contextmanager
+def count_launches() -> Iterator[Launches]:
+    """Collect the launches of the ``with`` block. Not for use from several threads, nor nested."""
+    launches = Launches()
+    with watch_launches(launches):
         yield launches

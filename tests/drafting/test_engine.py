@@ -18,7 +18,8 @@ from engine.kernels.settings import Kernels
 from engine.startup.rank import drafts_of
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 
-from ..launches import Launches, count_launches
+from ..early_reads import EarlyReads, watch_early_reads
+from ..launches import count_launches
 from ..laws.drafted import DRAFTERS, Models
 from ..laws.harness import run_again
 from ..step.capturing import capturing_engine
@@ -45,7 +46,10 @@ def test_an_eagle3_chain_launches_little(tmp_path: Path, temperature: float) -> 
 def test_an_eagle3_chain_on_triton_kernels_is_that_of_torch(tmp_path: Path, temperature: float) -> None:
     models, found = Models(tmp_path), []
     for kernels in ("torch", "triton"):
-        found.append([drafts.tolist() for _, drafts in proposed(chains(models, 2, kernels), 2, temperature)])
+        chain = proposed(chains(models, 2, kernels), 2, temperature)
+        found.append([drafts.tolist() for _, drafts in chain])
+        assert all(reads.found == [] for reads, _ in chain)
+    assert any("split_attention: kv_lens_ptr" in reads.read for reads, _ in chain), "lengths are read early"
     assert found[0] == found[1] and len(found[0]) == 2
 
 
@@ -90,16 +94,16 @@ def attention(context: Any) -> TritonAttention:
     return TritonAttention(SlotConfig(), context, num_sms=4)
 
 
-def proposed(engine: Any, width: int, temperature: float) -> list[tuple[Launches, Tensor]]:
+def proposed(engine: Any, width: int, temperature: float) -> list[tuple[EarlyReads, Tensor]]:
     """What is launched for a request the first and the second time that so many drafts are wanted, and they,
     ``[1, width]``."""
-    drafts, found = drafts_of(engine.runner), list[tuple[Launches, Tensor]]()
+    drafts, found = drafts_of(engine.runner), list[tuple[EarlyReads, Tensor]]()
     assert drafts is not None
     drafter: Any = drafts.drafter
     propose = drafter.propose
 
     def counted(rows: DraftRows) -> DraftTokens:
-        with count_launches() as launches:
+        with watch_early_reads() as launches:
             made: DraftTokens = propose(rows)
         if rows.most_draft_tokens == width:
             found.append((launches, made.tokens))

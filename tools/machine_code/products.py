@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.contracts.quantizer import WordLoader
 from engine.kernels.triton import experts, skinny
-from engine.kernels.triton.narrow_types import e4m3_pairs, int4_pairs, int8_pairs
+from engine.kernels.triton.narrow_types import e2m1_pairs, e4m3_pairs, int4_pairs, int8_pairs
 from engine.kernels.triton.quantized import tiles
 from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
@@ -50,6 +50,7 @@ class Format(NamedTuple):
 
 INT8_WORDS = WordLoader(tiles.byte_words, int8_pairs, 8)
 E4M3_WORDS = WordLoader(tiles.byte_words, e4m3_pairs, 8)
+E2M1_WORDS = WordLoader(tiles.nibble_words, e2m1_pairs, 4)
 INT4_WORDS = WordLoader(tiles.nibble_words, int4_pairs, 4)
 CHANNEL = {"channel_scale_ptr": "*fp32"}
 FORMATS = {
@@ -70,7 +71,7 @@ FORMATS = {
     ),
     "mxfp4": Format(
         4, {"weight_ptr": "*u8", "scale_ptr": "*u8"}, tiles.load_int4_groups, tiles.unpack_e2m1_groups, 32,
-        tiles.exponent_scale,
+        tiles.exponent_scale, words=E2M1_WORDS,
     ),
 }  # fmt: skip
 PACKED = tuple(name for name in FORMATS if name != "bf16")

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class WordLoader:
     """How a thread reads its part of a tile of 16 channels and 128 inputs: for weights of 4 or 8 bits, in groups of 128
-    inputs or whole tiles of them. See :mod:`engine.kernels.triton.fragments` for which thread has which inputs.
+    inputs or whole tiles of them, or of 32 inputs. See :mod:`engine.kernels.triton.fragments` for which thread has
+    which inputs.
 
     Two ``@triton.jit`` functions. ``load(weight_ptr, rows, tile, quarter, mask, IN_FEATURES)``: int32 words of channel
-    ``rows``, ``count`` of them, 4 or 8; all arguments but the first and last are ``[threads]``. ``unpack(word, zero)``:
-    the numbers of a word in pairs of bfloat16, ``16 / count`` words, less ``zero``, int32 or ``None``. Scales are the
-    kernel's.
+    ``rows``, ``count`` of them, 4 or 8; all arguments but the first and last are ``[threads]``. ``unpack(word,
+    number)``: the numbers of a word in pairs of bfloat16, ``16 / count`` words. ``number``: the group's zero, int32,
+    to be subtracted, or ``None``; scales are the kernel's. Of groups of 32 inputs, four words of a thread: what is
+    stored as their scale, which must be uint8 and is ``unpack``'s to multiply by, as int32.
     """
 
     load: Any

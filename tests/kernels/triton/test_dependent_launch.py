@@ -11,12 +11,11 @@ import pytest
 import engine.kernels.triton
 import engine.sampling.triton
 import engine_plugins.attention_kernel.triton
+from tests.early_reads import before_wait, calls, name_of, pointers, waits
 
 FOLDERS = (engine.kernels.triton, engine.sampling.triton, engine_plugins.attention_kernel.triton)
-READS_WEIGHTS = frozenset({"first_weights", "LOAD_TILE"})
-"""Functions that read what no kernel of a step writes: weights."""
-READS_WORK = frozenset({"tile_of"})
-"""The list of a step's work, written by a copy before its first kernel."""
+READS = frozenset({"first_weights", "LOAD_TILE", "tile_of", "lengths_of", "key_range"})
+"""Functions that read what they are given."""
 ARITHMETIC = frozenset(
     {
         "start_dependents",
@@ -29,11 +28,18 @@ ARITHMETIC = frozenset(
         "where",
         "unpacked",
         "tile_scaled",
+        "cdiv",
+        "minimum",
+        "maximum",
     }
 )
 """Functions that touch no memory."""
-OF_WEIGHTS = frozenset({"channel_scale_ptr", "router_ptr"})
-"""What may be loaded by ``tl.load`` itself."""
+ASKS = frozenset({"fetch_tile"})
+"""Functions that bring into a cache what is read later."""
+WEIGHTS = frozenset({"weight_ptr", "scale_ptr", "zero_ptr", "channel_scale_ptr", "bias_ptr", "router_ptr"})
+"""What no kernel of a step writes."""
+STEP = frozenset({"tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr", "ends_ptr"})
+"""What is written in front of the first kernel that is launched early: see ``tests/early_reads.py``."""
 
 
 def kernels() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -45,37 +51,19 @@ def kernels() -> Iterator[tuple[str, ast.FunctionDef]]:
                     yield f"{path.parent.name}/{path.name}: {node.name}", node
 
 
-def name_of(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "?")
-
-
-def calls(node: ast.AST) -> list[ast.Call]:
-    return [found for found in ast.walk(node) if isinstance(found, ast.Call)]
-
-
-def waits(node: ast.AST) -> bool:
-    return any(name_of(call) == "wait_for_input" for call in calls(node))
-
-
 def early(kernel: ast.FunctionDef) -> list[str]:
-    """What a kernel calls before its wait and may not."""
-    found = []
-    for statement in kernel.body:
-        if waits(statement):
-            break
-        for call in calls(statement):
-            name = name_of(call)
-            loaded = {part.id for part in ast.walk(call) if isinstance(part, ast.Name)} if name == "load" else set()
-            if not (name in READS_WEIGHTS | READS_WORK | ARITHMETIC or loaded & OF_WEIGHTS):
-                found.append(f"line {call.lineno}: {name}")
-    return found
+    """What a kernel calls, and reads, before its wait and may not."""
+    before = before_wait(kernel)
+    names = [(call.lineno, name_of(call)) for statement in before for call in calls(statement)]
+    found = [f"line {line}: {name}" for line, name in names if name not in READS | ARITHMETIC | ASKS | {"load"}]
+    return found + sorted(pointers(before) - WEIGHTS - STEP)
 
 
 KERNELS = dict(kernels())
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_starts_its_successor_first_and_reads_weights_alone_before_it_waits(name: str) -> None:
+def test_a_kernel_starts_its_successor_first_and_reads_weights_and_the_step_alone_before_it_waits(name: str) -> None:
     kernel = KERNELS[name]
     assert early(kernel) == []
     first = next(call for statement in kernel.body for call in calls(statement))
@@ -89,4 +77,4 @@ def test_every_kernel_that_is_launched_early_is_looked_at() -> None:
 def test_an_input_that_is_read_too_early_is_found() -> None:
     source = "def kernel(x_ptr):\n    start_dependents(PDL)\n    x = tl.load(x_ptr)\n    wait_for_input(PDL)\n"
     (kernel,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-    assert early(kernel) == ["line 3: load"]
+    assert early(kernel) == ["x_ptr"]

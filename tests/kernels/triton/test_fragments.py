@@ -17,7 +17,7 @@ from tests.selection import few
 
 EPS = 1e-5
 KINDS: dict[str, Make] = {
-    **{kind: WEIGHTS[kind] for kind in ("int4 g128", "int4 per channel", "int8", "fp8", "fp8 blocks")},
+    **{kind: WEIGHTS[kind] for kind in ("int4 g128", "int4 per channel", "int8", "fp8", "fp8 blocks", "mxfp4")},
     "int4 zeros g128": lambda weight, bias: int4_zeros(weight, bias, 128),
     "int8 g256": lambda weight, bias: int8_groups(weight, bias, 256),
 }
@@ -97,7 +97,7 @@ def test_other_inputs_take_the_tiles(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [("int4 g32", 256), ("int8 zeros", 256), ("int8 groups", 256), ("mxfp4", 256), ("int8", 192)]
+    ("kind", "size"), [("int4 g32", 256), ("int8 zeros", 256), ("int8 groups", 256), ("int8", 192), ("mxfp4", 192)]
 )
-def test_formats_with_more_in_a_tile_than_one_scale_take_the_tiles(kind: str, size: int) -> None:
+def test_formats_with_more_in_a_tile_than_one_scale_and_parts_of_tiles_take_the_tiles(kind: str, size: int) -> None:
     assert tile_loader(WEIGHTS[kind](torch.randn(32, size), None)).words is None

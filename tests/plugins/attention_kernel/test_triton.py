@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from tests.selection import few
 
 from engine.contracts.attention_kernel import AttentionKernel
@@ -31,6 +32,7 @@ from engine.testing.attention_kernel import CapturableConformance, LogSumExpConf
 from engine.testing.no_sync import NoSync
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
+from engine_plugins.attention_kernel.triton.tile_ops import tile_lines
 from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.int8 import Int8Format
 
@@ -209,3 +211,26 @@ def test_heads_that_no_tile_has_are_refused_when_the_plugin_is_built() -> None:
     case = AttentionCase("wide", ((1, 40),), 8, 1, 640, value_dim=576)
     with pytest.raises(RuntimeError, match=r"latent keys of 576 \+ 64 numbers: expected .* 8 up to 512 \+ 64"):
         on(1)(make_context(case, "float32", DEVICE))
+
+
+@triton.jit
+def store_tile_lines(
+    out_ptr, table_ptr, start, low, high, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    lines = tile_lines(
+        table_ptr, 1, start, low, high, BLOCK_SIZE * 160, 160, 80, VALUE_DIM, BLOCK_SIZE, 16, BLOCK_D, 16
+    )
+    at = tl.arange(0, 16)[:, None] * lines.shape[1] + tl.arange(0, lines.shape[1])[None, :]
+    tl.store(out_ptr + at, lines)
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_the_lines_of_a_tile_are_those_of_its_keys_and_of_no_other(block_size: int) -> None:
+    """Of the second of two heads of 80 numbers of 16 bits, which are two lines each."""
+    table = torch.tensor([3, 1, 7, 2], dtype=torch.int32, device=DEVICE)
+    start, low, high = 16, 18, 29
+    lines = torch.full((16, 2), -1, dtype=torch.int64, device=DEVICE)
+    store_tile_lines[(1,)](lines, table, start, low, high, VALUE_DIM=80, BLOCK_SIZE=block_size, BLOCK_D=128)
+    slots = [int(table[key // block_size]) * block_size + key % block_size for key in range(start, start + 16)]
+    want = [[160 * slot + 80, 160 * slot + 80 + 64] for slot in slots]
+    assert lines.tolist() == [of if low <= start + i < high else [0, 0] for i, of in enumerate(want)]

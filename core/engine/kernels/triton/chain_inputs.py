@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.device import has_dependent_launch
 from engine.kernels.triton.step_inputs import BLOCK_IDS, distance
-from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 
 BLOCK_STEPS = 16
 """Steps that a program places at once."""
@@ -26,12 +24,11 @@ BLOCK_STEPS = 16
 def chain_inputs(
     row_ptr, start_ptr, tables_ptr, positions_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
     num_rows, num_steps, num_blocks, tables_stride, tables_group, lengths_stride, row_tables_group,
-    BLOCK_SIZE: tl.constexpr, PDL: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, part, group)``: part 0 makes the row's positions, slots and lengths, every part copies ``BLOCK``
-    ids of its block table. ``*_group``: strides between KV groups. All groups write the same positions and lengths."""
-    start_dependents(PDL)
-    wait_for_input(PDL)
+    ids of its block table. ``*_group``: strides between KV groups. All groups write the same positions and lengths.
+    Launched normally: what is written here is read before the wait (see ``wait_for_input``)."""
     row, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     table = tables_ptr + group * tables_group + tl.load(row_ptr + row) * tables_stride
     if row_tables_ptr is not None:
@@ -72,11 +69,10 @@ def fill_chain(
     positions = torch.empty(steps, rows, dtype=torch.int64, device=row_ids.device)
     slots = torch.empty(groups, steps, rows, dtype=torch.int64, device=row_ids.device)
     num_blocks = row_tables[0].shape[1] if row_tables else 0
-    pdl = has_dependent_launch(row_ids.device.type)
     chain_inputs[(rows, max(1, triton.cdiv(num_blocks, BLOCK_IDS)), groups)](
         row_ids, starts, block_tables, positions, slots, lengths, row_tables[0] if row_tables else None,
         rows, steps, num_blocks, block_tables.stride(1), block_tables.stride(0), lengths.stride(0),
-        distance(row_tables), BLOCK_SIZE=block_size, PDL=pdl, STEPS=BLOCK_STEPS, BLOCK=BLOCK_IDS,
-        num_warps=4, enable_fp_fusion=True, **({"launch_pdl": True} if pdl else {}),
+        distance(row_tables), BLOCK_SIZE=block_size, STEPS=BLOCK_STEPS, BLOCK=BLOCK_IDS,
+        num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return positions, slots

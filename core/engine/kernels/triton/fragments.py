@@ -93,7 +93,7 @@ def load_inputs(x_ptr, tile, num_rows, stride_x, TILES: tl.constexpr, WORDS: tl.
 
 @triton.jit
 def load_number(ptr, at, mask):
-    """A scale of a group as float32, or a zero, int8, as int32."""
+    """A scale of a group as float32; a zero, int8, or an exponent, uint8, as int32."""
     number = tl.load(ptr + at, mask=mask, other=0)
     if ptr.dtype.element_ty.is_int():
         return number.to(tl.int32)
@@ -106,13 +106,17 @@ def load_weights(
     weight_ptr, scale_ptr, zero_ptr, low, high, tile,
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Words of the thread's channels ``low`` and ``high``, then their scales and zeros of the tile's group, if any."""
+    """Words of the thread's channels ``low`` and ``high``, then their scales and zeros of the tile's group, if any; of
+    groups of 32 inputs, of the thread's."""
     quarter, mask = tl.arange(0, low.shape[0]) % 4, tile < IN_FEATURES // _TILE
     weights = LOAD_WORDS(weight_ptr, low, tile, quarter, mask, IN_FEATURES)
     weights += LOAD_WORDS(weight_ptr, high, tile, quarter, mask, IN_FEATURES)
     if scale_ptr is not None:
         GROUPS: tl.constexpr = (IN_FEATURES + GROUP_SIZE - 1) // GROUP_SIZE
         group = tile * _TILE // GROUP_SIZE
+        if GROUP_SIZE < _TILE:
+            tl.static_assert(GROUP_SIZE == 32 and zero_ptr is None, "a thread has 32 neighbouring inputs of a channel")
+            group += quarter
         weights += (load_number(scale_ptr, low * GROUPS + group, mask),)
         weights += (load_number(scale_ptr, high * GROUPS + group, mask),)
         if zero_ptr is not None:
@@ -124,16 +128,17 @@ def load_weights(
 @triton.jit
 def add_tile(
     sums, weights, x,
-    HAS_SCALES: tl.constexpr, HAS_ZEROS: tl.constexpr, UNPACK_WORD: tl.constexpr, WORDS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, NUMBER: tl.constexpr, UNPACK_WORD: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` of eight rows plus the products of a tile with ``x``, 16 words (and any after them)."""
+    """``sums`` of eight rows plus the products of a tile with ``x``, 16 words (and any after them). ``HAS_SCALES``: the
+    tile has one of each channel. ``NUMBER``: where in ``weights`` that is which ``UNPACK_WORD`` takes; 0: nothing."""
     PAIRS: tl.constexpr = 16 // WORDS
     none = tl.zeros(sums[0].shape, tl.float32)
     total = (none, none, none, none) if HAS_SCALES else sums
     for word in tl.static_range(WORDS):
-        if HAS_ZEROS:
-            low = UNPACK_WORD(weights[word], weights[2 * WORDS + 2])
-            high = UNPACK_WORD(weights[WORDS + word], weights[2 * WORDS + 3])
+        if NUMBER > 0:
+            low = UNPACK_WORD(weights[word], weights[NUMBER])
+            high = UNPACK_WORD(weights[WORDS + word], weights[NUMBER + 1])
         else:
             low, high = UNPACK_WORD(weights[word], None), UNPACK_WORD(weights[WORDS + word], None)
         for pair in tl.static_range(0, PAIRS, 2):
@@ -179,6 +184,8 @@ def fragments_product(
     a thread. ``first``, ``second``: what :func:`first_tiles` loaded.
     """
     TILES: tl.constexpr = IN_FEATURES // _TILE
+    HAS_SCALES: tl.constexpr = scale_ptr is not None and GROUP_SIZE >= _TILE
+    NUMBER: tl.constexpr = 0 if scale_ptr is None or (HAS_SCALES and zero_ptr is None) else 2 * WORDS + 2 * HAS_SCALES
     low, high = channels_of_threads(rows, real, WARPS)
     warp = tl.arange(0, 32 * WARPS) // 32
     none = tl.zeros([32 * WARPS], tl.float32)
@@ -193,11 +200,9 @@ def fragments_product(
         )
         next_x = load_inputs(x_ptr, tile + WARPS, num_rows, stride_x, TILES, WORDS, BLOCK_M)
         loads_before()
-        sums = add_tile(sums, first, x, scale_ptr is not None, zero_ptr is not None, UNPACK_WORD, WORDS)
+        sums = add_tile(sums, first, x, HAS_SCALES, NUMBER, UNPACK_WORD, WORDS)
         if BLOCK_M == 16:
-            sums_of_others = add_tile(
-                sums_of_others, first, x[16:], scale_ptr is not None, zero_ptr is not None, UNPACK_WORD, WORDS
-            )
+            sums_of_others = add_tile(sums_of_others, first, x[16:], HAS_SCALES, NUMBER, UNPACK_WORD, WORDS)
         first, second, x = second, third, next_x
     y = _gathered(sums, WARPS)
     if BLOCK_M == 16:

@@ -26,12 +26,12 @@ def _asm(pairs: list[str], multiply: str, stores: Sequence[str], factor: str = "
 
     ``pairs``: what leaves two 16-bit floats in ``bits``, one pair after another; ``stores``: what makes an output each
     of them. A product by ``factor``, twice in a register, gets ``addend`` added, or without it the input after the
-    word.
+    word; a pair may call this input ``SCALE``.
     """
     count, lines = len(stores) * len(pairs), []
     for number, pair in enumerate(pairs):
         made = pair.replace("MULTIPLY", multiply).replace("WORD", f"${count}")
-        lines.append(made.replace("ADDEND", "addend" if addend else f"${count + 1}"))
+        lines.append(made.replace("ADDEND", "addend" if addend else "SCALE").replace("SCALE", f"${count + 1}"))
         lines += [store.replace("OUT", f"${len(stores) * number + i}") for i, store in enumerate(stores)]
     registers = ".reg .b32 bits, high, factor, addend; .reg .b16 one, two;"
     return f"{{ {registers} mov.b32 factor, {factor}; mov.b32 addend, {addend or 0}; {' '.join(lines)} }}"
@@ -118,8 +118,14 @@ E2M1_BF16, E2M1_FP16, E2M1_FP32 = _apart(
 INT4_BF16, INT4_FP16, INT4_FP32 = _apart(
     (_int4_pairs("0x43004300"), "0x3F803F80"), (_int4_pairs("0x64006400"), "0x3C003C00"), addend=""
 )
+E2M1_PAIRS = tl.constexpr(
+    _asm(
+        [f"{pair} MULTIPLY bits, bits, SCALE, ADDEND;" for pair in _e2m1_pairs(2, "0x81C081C0")],
+        BF16, TOGETHER, "0x7E807E80", MINUS_ZEROS,
+    )
+)  # fmt: skip
 INT4_PAIRS = tl.constexpr(_asm(_int4_pairs("0x43004300"), BF16, TOGETHER, "0x3F803F80"))
-"""Two neighbours an output: for tensor cores."""
+"""Both with two neighbours an output: for tensor cores."""
 E4M3_UNITS_FP32 = tl.constexpr(_asm(E4M3_UNITS, "", FP16_TO_FP32))
 
 
@@ -310,6 +316,25 @@ def int4_pairs(word, zero):
 def _int4_pair(word, less):
     low, high = (word & 15) - less, ((word >> 16) & 15) - less
     return paired(low.to(tl.float32), high.to(tl.float32))
+
+
+@triton.jit
+def e2m1_pairs(word, exponent):
+    """A word of eight numbers as :func:`from_e2m1` reads them, times 2 to the power of ``exponent`` (int32 like
+    ``word``, the bits of e8m0) -> four words of two bfloat16, exactly."""
+    scale = exponent << 7  # as bfloat16
+    if INTERPRETED:
+        wide = from_e2m1(tl.reshape(word, [word.shape[0], 1]), tl.float32)
+        wide *= (scale << 16).to(tl.float32, bitcast=True)[:, None]
+        low, high = tl.split(tl.reshape(wide, [word.shape[0], 4, 2]))
+        even, odd = tl.split(tl.reshape(paired(low, high), [word.shape[0], 2, 2]))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
+    else:
+        return tl.inline_asm_elementwise(
+            E2M1_PAIRS, "=r,=r,=r,=r,r,r", [word, scale * 0x10001], (tl.int32, tl.int32, tl.int32, tl.int32), True, 1
+        )
 
 
 @triton.jit

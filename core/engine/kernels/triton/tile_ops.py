@@ -22,9 +22,11 @@ def start_dependents(PDL: tl.constexpr):
 @triton.jit
 def wait_for_input(PDL: tl.constexpr):
     """Wait for all kernels before this one. Every kernel launched early does, even one that needs nothing: its end
-    tells the next one that all before it have ended too. (A kernel launched normally starts after their end.) Before
-    this line only what no kernel of the step writes may be read, weights above all, and nothing written: what this
-    kernel overwrites, the one before may still be reading."""
+    tells the next one that all before it have ended too. (A kernel launched normally starts after their end.)
+
+    Before this line may be read: what no kernel of the step writes, weights above all; and what says where the step's
+    tokens go, which kernels launched normally have written, with another such kernel between them and the first one
+    launched early. Nothing may be written: what this kernel overwrites, the one before may still be reading."""
     if PDL:
         gdc_wait()
 

@@ -4,6 +4,9 @@ With few queries there are few query tiles, and one tile's keys are far too much
 keys of a query tile are dealt out to ``num_splits`` programs (Flash-Decoding). The last of them to finish merges the
 results of all, so attention is one launch. The grid depends on the batch's shape only, all lengths are read on the
 device: a captured launch stays right while the sequences grow.
+
+With dependent launch a program knows its keys before the kernel in front of it has ended, and has the first ones
+brought into the L2 cache meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine_plugins.attention_kernel.triton.merge import merge_parts
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
+    fetch_tile,
     fold_tile,
     head_scale,
     key_range,
@@ -64,9 +68,7 @@ def split_attention(
     start_dependents(PDL)
     program, split = tl.program_id(0), tl.program_id(1)
     kv_head = program % NUM_KV_HEADS
-    # The only thing read before the wait: the list of tiles was written before this step and is not written in it.
     row, start = tile_of(tiles_ptr, program // NUM_KV_HEADS)
-    wait_for_input(PDL)
     first_token, q_len, kv_len = lengths_of(row, q_starts_ptr, kv_lens_ptr)
     low, high, _ = key_range(ends_ptr, start, first_token, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
@@ -76,8 +78,16 @@ def split_attention(
         live = tl.maximum(tl.cdiv(end_tile - first_tile, share), 1)
         first_tile = first_tile + split * share
         end_tile = tl.minimum(first_tile + share, end_tile)
+    row_table = table_ptr + row.to(tl.int64) * stride_table
     # Fewer queries than the launch was made for, or no keys left for this split.
-    if (start >= q_len * GROUP) | (split >= live):
+    is_idle = (start >= q_len * GROUP) | (split >= live)
+    if PDL:
+        fetch_tile(
+            k_ptr, v_ptr, row_table, kv_head, first_tile * BLOCK_N, low, high, (first_tile < end_tile) & (not is_idle),
+            stride_block, stride_slot, stride_head, VALUE_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+    wait_for_input(PDL)
+    if is_idle:
         return
     packed = start + tl.arange(0, BLOCK_M)
     q, q_rest = load_queries(
@@ -88,7 +98,6 @@ def split_attention(
     scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
     acc, row_max, row_sum = start_state(sinks_ptr, kv_head, packed, split == 0, GROUP, BLOCK_M, BLOCK_D)
-    row_table = table_ptr + row.to(tl.int64) * stride_table
     for tile in range(first_tile, end_tile):
         acc, row_max, row_sum = fold_tile(
             acc, row_max, row_sum, q, q_rest, positions,

@@ -53,8 +53,8 @@ def chunk_attention(
     start_dependents(PDL)
     kv_head = tl.program_id(0)
     row, start = tile_of(tiles_ptr, tl.program_id(1))
-    wait_for_input(PDL)
     first_token, q_len, kv_len = lengths_of(row, q_starts_ptr, kv_lens_ptr)
+    wait_for_input(PDL)
     if start >= q_len * GROUP:
         return
     packed = start + tl.arange(0, BLOCK_M)
@@ -91,6 +91,9 @@ def chunk_attention(
             REACH, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip
 
+    # Read once more: kept for so long, they would not leave the loops registers enough on 8.0 and 8.9.
+    first_token, q_len, _ = lengths_of(row, q_starts_ptr, kv_lens_ptr)
+    packed = start + tl.arange(0, BLOCK_M)
     result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
     real = (packed < q_len * GROUP)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
     at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)

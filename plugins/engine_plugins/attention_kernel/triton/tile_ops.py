@@ -119,6 +119,48 @@ def cache_slots(table_ptr, start, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.co
 
 
 @triton.jit
+def tile_lines(
+    table_ptr, kv_head, start, low, high, stride_block, stride_slot, stride_head,
+    VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ITEM_BITS: tl.constexpr,
+):  # fmt: skip
+    """Where lines of 128 bytes begin that hold the tile's keys, or values, of ``ITEM_BITS`` a number: int64 offsets
+    ``[BLOCK_N, lines]``, 0 for keys outside of ``low .. high``, which may be outside of the cache."""
+    PER_LINE: tl.constexpr = 1024 // ITEM_BITS
+    LINES: tl.constexpr = (BLOCK_D + PER_LINE - 1) // PER_LINE
+    block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
+    keys, column = start + tl.arange(0, BLOCK_N), tl.arange(0, LINES) * PER_LINE
+    at = block * stride_block + offset * stride_slot + kv_head * stride_head
+    within = ((keys >= low) & (keys < high))[:, None] & (column < VALUE_DIM)[None, :]
+    return tl.where(within, at[:, None] + column[None, :], 0)
+
+
+@triton.jit
+def fetch_tile(
+    k_ptr, v_ptr, table_ptr, kv_head, start, low, high, is_wanted, stride_block, stride_slot, stride_head,
+    VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Have keys ``start .. start + BLOCK_N`` and their values brought into the L2 cache. Nothing is read, so a key that
+    the kernel before this one is still writing may be among them."""
+    if is_wanted:
+        at = tile_lines(
+            table_ptr, kv_head, start, low, high, stride_block, stride_slot, stride_head,
+            VALUE_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, k_ptr.dtype.element_ty.primitive_bitwidth,
+        )  # fmt: skip
+        fetch_lines(k_ptr + at)
+        if v_ptr is not None:
+            fetch_lines(v_ptr + at)
+
+
+@triton.jit
+def fetch_lines(pointers):
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def converted_by_loader(x):
     """``x`` of 16 bits, converted by the thread that loaded it. Left alone, the compiler converts where tensor cores
     take their operands: numbers of 8 bits are then read from shared memory one by one, and in prompts by every warp."""

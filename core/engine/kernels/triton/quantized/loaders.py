@@ -10,7 +10,7 @@ from engine.contracts.quantizer import QuantizedWeight, TileLoader, WordLoader
 from engine.kernels.quantized import to_e2m1
 from engine.kernels.storage import as_bits
 from engine.kernels.triton.fragments import TILE
-from engine.kernels.triton.narrow_types import e4m3_pairs, int4_pairs, int8_pairs
+from engine.kernels.triton.narrow_types import e2m1_pairs, e4m3_pairs, int4_pairs, int8_pairs
 from engine.kernels.triton.quantized import tiles
 from engine.kernels.triton.quantized.layout import (
     are_powers,
@@ -63,6 +63,7 @@ def tile_loader(weight: QuantizedWeight) -> TileLoader:
 
 def _e2m1_loader(weight: QuantizedWeight) -> TileLoader:
     """Scales are read as their exponents, also a single one of a channel."""
+    has_words = weight.group_size == 32 and weight.in_features % TILE == 0
     return TileLoader(
         tiles.load_int4_groups,
         packed_nibbles(to_e2m1(weight.codes), filling=0),
@@ -71,6 +72,7 @@ def _e2m1_loader(weight: QuantizedWeight) -> TileLoader:
         group_size=_tile_group(weight),
         unpack_tile=tiles.unpack_e2m1_groups,
         tile_scale=tiles.exponent_scale,
+        words=WordLoader(tiles.nibble_words, e2m1_pairs, 4) if has_words else None,
     )
 
 
