@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from engine.cli.main import main as engine
-from engine.contracts.command import INTERRUPTED
+from engine.contracts.command import FAILED, OK
 from engine_lab.sweep.analysis import compared, last_round, verdict
 from engine_lab.sweep.race import whole_passes
 from engine_lab.sweep.record import Experiment, load
@@ -40,8 +40,9 @@ BEST = 3
 
 
 def sweep(folder: Path, words: list[str]) -> Experiment:
-    if engine(["sweep", *words, "--folder", str(folder)]) == INTERRUPTED:
-        raise SystemExit(INTERRUPTED)
+    status = engine(["sweep", *words, "--folder", str(folder)])
+    if status not in (OK, FAILED):
+        raise SystemExit(status)
     return load(folder / "results.json")
 
 
