@@ -31,8 +31,8 @@ class WordLoader:
     Two ``@triton.jit`` functions. ``load(weight_ptr, rows, tile, quarter, mask, IN_FEATURES)``: int32 words of channel
     ``rows``, ``count`` of them, 4 or 8; all arguments but the first and last are ``[threads]``. ``unpack(word,
     number)``: the numbers of a word in pairs of bfloat16, ``16 / count`` words. ``number``: the group's zero, int32,
-    to be subtracted, or ``None``; scales are the kernel's. Of groups of 32 inputs, four words of a thread: what is
-    stored as their scale, which must be uint8 and is ``unpack``'s to multiply by, as int32.
+    to be subtracted, or ``None``; scales are the kernel's. A group of 32 inputs is a thread's four words of a channel:
+    there ``number`` is what is stored as its scale, uint8 as int32, and ``unpack`` multiplies by it.
     """
 
     load: Any
