@@ -114,10 +114,10 @@ def test_8_bit_caches_are_decoded_in_few_instructions_and_no_single_bytes(cache:
 @few(1)
 @pytest.mark.parametrize("capability", HOPPER_FIRST)
 @pytest.mark.parametrize("cache", CACHES)
-def test_8_bit_caches_serve_prompts_without_spills_in_loops(cache: str, capability: int) -> None:
-    """Before Hopper up to eight words spill outside of them."""
+def test_8_bit_caches_serve_prompts_without_spills(cache: str, capability: int) -> None:
+    """Older compilers spill outside of loops."""
     cost = compile_attention("prefill", 128, capability, cache=cache)
-    assert_fits(cost, spills=64 if OLD else 0 if capability >= 90 else 32)
+    assert_fits(cost, spills=64 if OLD else 0)
     in_loops = [one for loop in MachineCode(disassembled(cost.cubin)).loops for one in loop]
     assert OLD or not any(one.kind in ("LDL", "STL") or (one.kind == "LDS" and one.width == 1) for one in in_loops)
 
