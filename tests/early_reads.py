@@ -45,7 +45,8 @@ def waits(node: ast.AST) -> bool:
 
 def before_wait(kernel: ast.FunctionDef) -> list[ast.stmt]:
     """What a kernel does before its wait."""
-    which = next(index for index, statement in enumerate(kernel.body) if waits(statement))
+    which = next((index for index, statement in enumerate(kernel.body) if waits(statement)), None)
+    assert which is not None, f"{kernel.name} may be launched early (PDL) and never waits"
     return kernel.body[:which]
 
 

@@ -17,7 +17,7 @@ from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.core import EngineCore
 from engine.loop.forcing import MatcherOf
 from engine.startup.build import make_core
-from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
+from engine.step.graphs import Bucket, StepGraphs, prompt_buckets, query_buckets, row_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 from tests.exact_model import ExactKV, ExactModel, expected_output
@@ -47,7 +47,7 @@ def exact_engine(
 ) -> Exact:
     """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens.
 
-    ``graphs``: decode steps are captured ones, replayed by running the captured function again.
+    ``graphs``: decode steps and short prompts are captured ones, replayed by running the captured function again.
     """
     plan = _plan(overrides)
     plan = replace(plan, max_len=max_len, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
@@ -62,7 +62,8 @@ def exact_engine(
     registry = None
     if graphs:
         shapes = (row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
-        buckets = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
+        decode = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
+        buckets = [*decode, *prompt_buckets(lambda tokens: 0.0, max_len)]
         registry = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), buckets, capture=run_again)
         registry.capture()
     runner = ModelRunner(model, kv, tables)

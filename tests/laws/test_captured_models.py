@@ -1,4 +1,4 @@
-"""A real model on the Triton kernels, its decode steps captured: the tokens are those of plain torch, one by one.
+"""A real model on the Triton kernels, its steps captured: the tokens are those of plain torch, one by one.
 
 Runs in Triton's interpreter (see ``tests/interpreted.py``). The cache starts as NaN: whatever reads a key or value that
 nobody wrote shows up in the tokens.
@@ -6,7 +6,7 @@ nobody wrote shows up in the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.models.record import recorded
 from engine.startup.build import make_core
-from engine.step.graphs import Bucket, StepGraphs
+from engine.step.graphs import Bucket, CapturedStep, StepGraphs
 from engine.step.plan import StepRow
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
@@ -81,14 +81,15 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     plan, bound, model, kv = triton_model(checkpoint, *options)
     requests, widest, vocab = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
     tables = DeviceTables(requests, plan.max_len, widest, BLOCK, "cpu", vocab)
-    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, widest + 1}]
-    replays: list[None] = []
+    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, widest + 1}] + [Bucket(1, 16, prompt=True)]
+    replayed: list[Bucket] = []
 
-    def counted(step: Callable[[], None]) -> Callable[[], None]:
-        again = run_again(step)
-        return lambda: (again(), replays.append(None))[0]
+    class Watched(StepGraphs):
+        def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> tuple[CapturedStep, Mapping[int, str]]:
+            replayed.append(bucket)
+            return super().replay(bucket, rows)
 
-    graphs = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), buckets, counted)
+    graphs = Watched(model, kv, tables, aux_layers_of(bound.drafter), buckets, run_again)
     graphs.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = graphs
@@ -96,13 +97,15 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     bound.kv_allocator.start(groups)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, plan.max_len)
     outputs = run(core, REQUESTS)
+    decoded = len(replayed)
+    alone = {r.request_id: run(core, [r])[r.request_id] for r in REQUESTS}
     core.close()
 
     facts, plain = load(checkpoint, kernels="reference")
     loop = PagedLoop(facts, plain)
     want = {r.request_id: loop.greedy(r.prompt, r.sampling.max_tokens) for r in REQUESTS}
-    assert outputs == want
-    assert len(replays) >= 2, "decode steps were replayed"
+    assert outputs == alone == want
+    assert decoded >= 2 and Bucket(1, 16, prompt=True) in replayed
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,13 @@ def test_a_captured_step_reads_early_what_is_there(tmp_path: Path) -> None:
 
     def watched(step: Callable[[], None]) -> Callable[[], None]:
         step()  # the first, largest step makes memory
-        tables.computed.add_(1)
+        tables.computed.add_(1 + len(found))  # lengths that were not there before
         with watch_early_reads() as reads:
             step()
         found.append(reads)
         return step
 
-    StepGraphs(model, kv, tables, (), [Bucket(3, 1), Bucket(1, 3)], watched).capture()
+    StepGraphs(model, kv, tables, (), [Bucket(3, 1), Bucket(1, 3), Bucket(1, 24, prompt=True)], watched).capture()
     assert [reads.found for reads in found] == [[]] * len(found)
-    assert {"split_attention: kv_lens_ptr"} <= set().union(*(reads.read for reads in found))
+    attention = {f"{kernel}: kv_lens_ptr" for kernel in ("split_attention", "chunk_attention")}
+    assert attention <= set().union(*(reads.read for reads in found))

@@ -1,9 +1,10 @@
-"""An engine whose decode steps and drafts are captured on a CPU."""
+"""An engine whose decode steps, short prompts and drafts are captured on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from engine.models.record import recorded
 from engine.startup import rank
 from engine.startup.build import make_core
 from engine.startup.rank import capture_graphs, start_drafter
-from engine.step.graphs import Capture
+from engine.step.graphs import Bucket, Capture, query_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 
@@ -34,7 +35,7 @@ BLOCK = 8
 
 @dataclass(slots=True)
 class Capturing:
-    """An engine whose decode steps and drafts are captured."""
+    """An engine whose steps and drafts are captured."""
 
     core: EngineCore
     runner: ModelRunner
@@ -45,6 +46,7 @@ def capturing_engine(
     *overrides: str,
     row_shapes: Sequence[int] = (1, 2, 4),
     query_shapes: Sequence[int] | None = None,
+    prompts: Sequence[int] = (8, 16),
     blocks: int = 200,
     drafter: Any = None,
     kernels: Kernels = "torch",
@@ -53,9 +55,9 @@ def capturing_engine(
 ) -> Capturing:
     """Its cache begins as NaN: whatever reads a key that nobody wrote shows up.
 
-    ``row_shapes``, ``query_shapes``: the captured shapes, ``None``: as in an engine. ``drafter``: instead of the
-    plan's; ``kernels``, ``attention`` (made of a build context) and ``capture``: instead of plain torch,
-    :class:`DenseAttention` and :class:`FrozenGraphs`."""
+    ``row_shapes``, ``query_shapes`` (``None``: as in an engine), ``prompts``: the captured shapes; without rows none
+    are. ``drafter``: instead of the plan's; ``kernels``, ``attention`` (made of a build context) and ``capture``:
+    instead of plain torch, :class:`DenseAttention` and :class:`FrozenGraphs`."""
     common = ("device=cpu", "threads=1", "model.dtype=float32", "model.max_len=128", "exporter=[]", "execution=eager")
     plan = assemble([*common, "attention_kernel=torch", f"kv_allocator.block_size={BLOCK}", *overrides])
     bound = bind(plan)
@@ -81,11 +83,12 @@ def capturing_engine(
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank, "kernels_for", lambda execution, device: kernels)
-        patch.setattr(rank, "row_buckets", lambda most: row_shapes)
-        for module in (rank, draft_graphs) if query_shapes else ():
-            patch.setattr(module, "query_buckets", lambda widest: query_shapes)
+        if query_shapes:
+            patch.setattr(draft_graphs, "query_buckets", lambda widest: query_shapes)
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)
-        capture_graphs(runner, bound, capture)
+        shapes = product(row_shapes, query_shapes or query_buckets(drafts))
+        decode = [Bucket(rows, queries) for rows, queries in shapes]
+        capture_graphs(runner, bound, [*decode, *(Bucket(1, n, prompt=True) for n in prompts if row_shapes)], capture)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), groups, plan.max_len)
     return Capturing(core, runner, capture)

@@ -207,7 +207,7 @@ def test_no_drafter_runs_after_a_step_that_does_not_sync_it(models: Models) -> N
     engine.runner.launch = counting  # type: ignore[method-assign]
     with engine.core.drafting(0):
         outputs(engine, [EngineRequest("r", (1, 2, 3), GREEDY)], 1)
-    assert replayed[0] == (True, 0), "the prompt"
+    assert replayed[0] == (True, 1), "the prompt, after which the drafter ran op by op"
     assert set(replayed[1:]) == {(False, 1)} and len(replayed) > 20
 
 
@@ -277,10 +277,11 @@ def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Mo
 
 
 def test_graphs_exist_for_the_numbers_of_drafts_that_a_step_leads_to() -> None:
-    assert draft_counts(1, 6) == (1, 3, 6)
-    assert draft_counts(4, 6) == (3,)
-    assert draft_counts(7, 6) == (6,)
-    assert draft_counts(1, 1) == (1,)
+    assert draft_counts(Bucket(2, 1), 6) == (1, 3, 6)
+    assert draft_counts(Bucket(2, 4), 6) == (3,)
+    assert draft_counts(Bucket(2, 7), 6) == (6,)
+    assert draft_counts(Bucket(2, 1), 1) == (1,)
+    assert draft_counts(Bucket(1, 16, prompt=True), 6) == (6,)
     assert draft_buckets(None, [Bucket(1, 1)]) == []
     drafter = Toy()
     greedy, sampled = DraftBucket(Bucket(2, 3), 2), DraftBucket(Bucket(2, 3), 2, sampled=True)
@@ -352,7 +353,7 @@ def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(
 
 
 def test_a_captured_drafter_must_draft_as_many_as_are_wanted(models: Models) -> None:
-    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\], expected 2 rows of at least 2"):
+    with pytest.raises(AssemblyError, match=r"proposed tokens \[1, 1\], expected 1 rows of at least 2"):
         toy_engine(models, Few())
 
 
@@ -367,7 +368,7 @@ def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(
         captured = isinstance(drafter, Toy)
         assert (drafts_of(engine.runner).graphs is not None) is captured
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: eager after every step")
+        assert line.startswith("Drafts: captured, 20 graphs" if captured else "Drafts: eager after every step")
         assert (compared["1 x 2"] > 5) is captured
     assert tokens[0] == tokens[1]
 
@@ -377,8 +378,9 @@ def test_graphs_are_captured_largest_first_and_once(models: Models) -> None:
     assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
     drafts.capture(lambda fraction, what: order.append(what))
-    shapes = ("2 x 3, 2", "2 x 1, 2", "2 x 2, 1", "2 x 1, 1", "1 x 3, 2", "1 x 1, 2", "1 x 2, 1", "1 x 1, 1")
-    assert order == [f"{shape} drafts" for shape in shapes for _ in ("greedy", "sampled")]
+    prompts = ("a prompt of 16, 2", "a prompt of 8, 2")
+    decode = ("2 x 3, 2", "2 x 1, 2", "2 x 2, 1", "2 x 1, 1", "1 x 3, 2", "1 x 1, 2", "1 x 2, 1", "1 x 1, 1")
+    assert order == [f"{shape} drafts" for shape in (*prompts, *decode) for _ in ("greedy", "sampled")]
     assert drafts.buckets == drafts_of(engine.runner).graphs.buckets
     with pytest.raises(AssertionError, match="once, before the engine is ready"):
         drafts.capture()

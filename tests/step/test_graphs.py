@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from engine.kernels.context import StepContext
 from engine.kernels.torch.experts import lower_count_experts
 from engine.kernels.transfer import Arriving, download, refill
 from engine.step import graphs, running
-from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
+from engine.step.graphs import Bucket, StepGraphs, prompt_buckets, query_buckets, row_buckets
 from engine.step.plan import StepPlan, StepRow
 from engine.step.runner import ModelRunner
 from engine.testing.no_sync import NoSync
@@ -61,6 +62,33 @@ def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
     assert find([StepRow(0, 0, 5)]) is None, "a prompt is not a decode step"
     assert find([StepRow(0, 0, 1, samples=False)]) is None
     assert find([]) is None
+
+
+def test_a_short_prompt_takes_the_smallest_graph_that_holds_it() -> None:
+    small, large = Bucket(1, 4, prompt=True), Bucket(1, 8, prompt=True)
+    runner = make_runner(Bucket(4, 8), small, large)
+    find = graphs_of(runner).find
+    tokens = (1, 2, 3)
+    runner.tables.apply(prompt_plan({0: tokens, 1: tokens}, {1: SamplingParams(prompt_logprobs=0)}))
+    assert [find([StepRow(0, 5, count)]) for count in (2, 4, 5, 8, 9)] == [small, small, large, large, None]
+    assert find([decode(0, 3)]) == find([decode(0, 3, (1, 2))]) == Bucket(4, 8)
+    assert find([StepRow(0, 0, 3, samples=False)]) is None, "a part of a prompt"
+    assert find([StepRow(0, 0, 3, num_drafts=1)]) is None
+    assert find([StepRow(0, 0, 3), decode(1, 3)]) is None
+    assert find([StepRow(0, 0, 3), StepRow(1, 0, 3)]) is None
+    assert find([StepRow(1, 0, 3)]) is None, "logits of all its tokens are wanted"
+    longest = runner.tables.tokens.shape[1]
+    assert find([StepRow(0, longest - 5, 3)]) == small and find([StepRow(0, longest - 4, 3)]) is None, "padding, too"
+
+
+def test_prompts_are_worth_a_graph_while_the_host_takes_longer_to_launch_a_layer() -> None:
+    """Layers of 61 and 870 million weights: models of 1 and 70 billion."""
+    sizes = [
+        [bucket.queries for bucket in prompt_buckets(lambda tokens: 2.0 * weights * tokens, most)]  # noqa: B023
+        for weights, most in ((61e6, 2048), (61e6, 100), (870e6, 2048))
+    ]
+    assert sizes == [[16, 32, 64, 128, 256, 512], [16, 32, 64], [16, 32, 64]]
+    assert prompt_buckets(lambda tokens: 0.0, 0) == ()
 
 
 def test_the_largest_is_captured_first_and_nothing_once_ready() -> None:
@@ -117,6 +145,30 @@ def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:
     mine = [blocks_of(2)[0] * BLOCK + 3, blocks_of(0)[1] * BLOCK + 1]
     assert set(written(cache)) == {0, *mine}, "offset 0 of block 0 is the padding's"
     assert torch.equal(cache[mine], embedded[:, 0]) and torch.equal(captured.aux_hidden_states[0][:2], embedded)
+
+
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_a_replayed_prompt_leaves_what_an_uncaptured_one_does(count: int) -> None:
+    """After a cached prefix of three tokens; its padding writes beyond its last token, into its own blocks."""
+    prefix, prompt = (1, 2, 3), tuple(range(10, 10 + count))
+    row = StepRow(1, 3, count)
+    made = []
+    for buckets in ((), (Bucket(1, 8, prompt=True), Bucket(2, 1))):
+        runner = make_runner(*buckets)
+        first = prompt_plan({1: prefix + prompt})
+        rows = (msgspec.structs.replace(first.rows[0], num_tokens=3, samples=False),)
+        run(runner, StepPlan(0, first.admits, rows))
+        cache = tensor(runner.kv)
+        cache.fill_(float("nan"))
+        result = runner.launch(StepPlan(1, (), (row,))).result()
+        assert result.captured == bool(buckets)
+        after = run(runner, StepPlan(2, (), (decode(1, 3 + count),)))
+        own = {blocks_of(1)[at // BLOCK] * BLOCK + at % BLOCK for at in range(3, 3 + max(8, count + 1))}
+        assert set(written(cache)) <= {0, *own}
+        keys = cache[[blocks_of(1)[at // BLOCK] * BLOCK + at % BLOCK for at in range(3, 3 + count)]]
+        made.append((result.rows[0].tokens, after, runner.tables.computed.tolist(), keys.tolist()))
+    assert made[0] == made[1]
+    assert made[0][2] == [0, 4 + count, 0, 0, 0]
 
 
 def test_rows_that_are_nobodys_touch_nothing_of_anybodys() -> None:
@@ -217,6 +269,17 @@ def test_a_captured_mix_gives_the_uncaptured_tokens_and_takes_two_integers_per_r
     found = serve(runner, mix, num_drafts, want, NoSync)  # which refuses every other number of the host
     assert_same(found, want)
     assert set(copied) == {2 * bucket.rows} and (num_drafts == 0 or len(copied) > 2)
+
+
+@pytest.mark.parametrize("params", MIX, ids=range(len(MIX)))
+def test_the_first_token_of_a_captured_prompt_is_sampled_like_that_of_an_uncaptured_one(params: SamplingParams) -> None:
+    plan, made = prompt_plan({2: (1, 5, 9, 1, 5)}, {2: params}, STOP_IDS), []
+    for runner in (make_runner(), make_runner(Bucket(1, 8, prompt=True))):
+        runner.apply(plan)
+        result = runner.launch(plan).result()
+        assert result.captured == (runner.graphs is not None)
+        made.append({2: list(zip(result.rows[0].tokens, result.rows[0].logprobs or (None,), strict=True))})
+    assert_same(*made)
 
 
 @pytest.mark.parametrize("num_drafts", [0, MAX_DRAFTS])

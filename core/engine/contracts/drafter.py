@@ -363,10 +363,10 @@ class CapturableDrafter(DeviceDrafter, Protocol):
     target's captured steps, as a CUDA graph, which is replayed without Python.
 
     In a capture the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
-    of tokens and drafts; a row's tokens beyond its last settled one mean nothing. What both do may depend on shapes
-    and on tensors only. So they must not read a tensor on the host (``item``, ``tolist``, a mask as an index), nor
-    bring host values to the device, nor use :attr:`DraftRows.lengths`; what they keep in Python must be the same after
-    every step of a shape. They run at least once before they are captured.
+    of tokens and drafts; a row's tokens beyond its last settled one mean nothing. Short prompts are such steps, too.
+    What both do may depend on shapes and on tensors only. So they must not read a tensor on the host (``item``,
+    ``tolist``, a mask as an index), nor bring host values to the device, nor use :attr:`DraftRows.lengths`; what they
+    keep in Python must be the same after every step of a shape. They run at least once before they are captured.
     """
 
     capturable: bool

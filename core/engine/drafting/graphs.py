@@ -41,17 +41,19 @@ class DraftBucket:
         return max(self.step.tokens, self.step.rows * (self.num_draft_tokens + 1))
 
 
-def draft_counts(queries: int, max_width: int) -> tuple[int, ...]:
-    """Numbers of drafts worth a graph after a step of so many tokens a row, ascending: as many as it verifies, for
-    that number seldom changes; after one that verifies nothing, any that fill the shape of a later step."""
-    return (queries - 1,) if queries > 1 else tuple(n - 1 for n in query_buckets(max_width) if n > 1)
+def draft_counts(step: Bucket, max_width: int) -> tuple[int, ...]:
+    """Numbers of drafts worth a graph after a step, ascending: as many as it verifies, for that number seldom changes;
+    after one that verifies nothing, any that fill the shape of a later step; after a prompt the most."""
+    if step.prompt:
+        return (max_width,)
+    return (step.queries - 1,) if step.queries > 1 else tuple(n - 1 for n in query_buckets(max_width) if n > 1)
 
 
 def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> list[DraftBucket]:
     """What may follow captured steps: nothing with a drafter that cannot be captured."""
     if drafter is None or not may_be_captured(drafter):
         return []
-    shapes = [(step, count) for step in steps for count in draft_counts(step.queries, drafter.max_width)]
+    shapes = [(step, count) for step in steps for count in draft_counts(step, drafter.max_width)]
     return [DraftBucket(*shape, sampled) for shape in shapes for sampled in (False, True)]
 
 
@@ -87,8 +89,7 @@ class DraftGraphs:
         capture, self._capture = self._capture, None
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, found in enumerate(self._todo):
-            shape = f"{found.step.rows} x {found.step.queries}"
-            on_progress(done / len(self._todo), f"{shape}, {found.num_draft_tokens} drafts")
+            on_progress(done / len(self._todo), f"{found.step}, {found.num_draft_tokens} drafts")
             self._graphs[found] = self._graph(found, capture)
         for found in self.buckets:
             self._by_step.setdefault(found.step, []).append(found)
@@ -155,8 +156,8 @@ def draft_rows(
 ) -> DraftRows:
     """The rows of a captured step, with the drafts of ``wanted`` for each; what is known of them is on the device."""
     rows, queries, row_ids = captured.bucket.rows, captured.bucket.queries, captured.inputs[0]
-    last = captured.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
-    positions = captured.starts + captured.accepted + 1
+    last = captured.last + torch.arange(0, rows * queries, queries, device=row_ids.device)
+    positions = captured.starts + captured.last + 1
     return DraftRows(
         index=tuple(range(rows)),
         row_ids=row_ids,

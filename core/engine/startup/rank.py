@@ -19,6 +19,7 @@ from engine.contracts.communicator import Communicator
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.ops.work import Step, Widths
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.engine import DraftEngine, DraftLoading
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
@@ -33,6 +34,7 @@ from engine.kv.groups import CacheGroups, cache_groups, of_rank
 from engine.loop.messages import Phase, Progress
 from engine.models.placement import RankGraph
 from engine.models.rotations import rotation_notes
+from engine.models.work import work_of
 from engine.native import ahead
 from engine.ranks.context_parallel import Dealing
 from engine.ranks.exchange import Exchange
@@ -49,7 +51,7 @@ from engine.startup.memory.profile_run import profile_run
 from engine.startup.placing import holding, placed
 from engine.startup.stores import check_stores
 from engine.startup.warm_up import warm_up_kernels
-from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
+from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, prompt_buckets, query_buckets, row_buckets
 from engine.step.runner import DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 
@@ -174,7 +176,7 @@ class Rank:
         self._in_graphs = plan.execution == "graphs" and not self.why_not_captured
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
-                buckets = graph_buckets(bound) if self._in_graphs else []
+                buckets = graph_buckets(plan, bound, self.own) if self._in_graphs else []
                 self.memory = profile_run(
                     self.memory, bound, self.model, buckets, cuda_capture(), self._free, self.phase.meter
                 )
@@ -219,7 +221,8 @@ class Rank:
                 self.worker.start(partial(start_drafter, plan, bound, drafts.drafter, self.runner))()
         if self._in_graphs:
             with self.phase("capture graphs"):
-                capture_graphs(self.runner, bound, cuda_capture(), self._progress)
+                buckets = graph_buckets(plan, bound, self.own)
+                capture_graphs(self.runner, bound, buckets, cuda_capture(), self._progress)
         if plan.device.kind == "cuda":
             budget = plan.scheduler.token_budget
             with self.phase("warm up kernels"):
@@ -355,11 +358,15 @@ def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Q
 
 
 def capture_graphs(
-    runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
+    runner: ModelRunner,
+    bound: BoundEngine,
+    buckets: Sequence[Bucket],
+    capture: Capture,
+    on_progress: OnProgress = lambda progress: None,
 ) -> None:
-    """Capture decode steps, and after them what a drafter on the device does that may be captured. Raises
+    """Capture steps, and after them what a drafter on the device does that may be captured. Raises
     :class:`AssemblyError` for a drafter that says so and cannot be."""
-    aux_layers, buckets, drafts = aux_layers_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
+    aux_layers, drafts = aux_layers_of(bound.drafter), drafts_of(runner)
     drafter = None if drafts is None else drafts.drafter
     graphs = len(buckets) + len(draft_buckets(drafter, buckets))
 
@@ -393,10 +400,17 @@ def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
         return ()
     if drafts.graphs is None:
         return ("Drafts: eager after every step: the drafter cannot be captured",)
-    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager after prompts",)
+    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager after long prompts",)
 
 
-def graph_buckets(bound: BoundEngine) -> list[Bucket]:
-    """Every decode shape worth a graph."""
+def graph_buckets(plan: EnginePlan, bound: BoundEngine, own: RankGraph) -> list[Bucket]:
+    """Every shape worth a graph of the rank that has ``own``: of decode steps, and of prompts where ranks do not share
+    out their tokens."""
+
+    def layer_flops(tokens: int) -> float:
+        work = work_of(own, Step(1, tokens), Widths())
+        return work.flops / work.num_layers
+
     shapes = product(row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
-    return [Bucket(rows, queries) for rows, queries in shapes]
+    most = min(plan.max_len, plan.scheduler.token_budget) if plan.layout.pcp == 1 else 0
+    return [*(Bucket(rows, queries) for rows, queries in shapes), *prompt_buckets(layer_flops, most)]

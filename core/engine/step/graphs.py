@@ -1,10 +1,10 @@
-"""Captured decode steps: CUDA graphs for each batch shape, captured before the engine is ready and replayed ever after.
+"""Captured steps: CUDA graphs for each batch shape, captured before the engine is ready and replayed ever after.
 
-A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
-nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
-after its last one, where the next step overwrites them before anything reads them. What may change from step to
-step is two integers per row, its id and how many drafts it has, copied in front of the replay if they do; everything
-else is in the device tables.
+A graph is captured for ``rows`` requests of ``queries`` tokens each: of decode steps a token and its drafts, of short
+prompts known tokens. A smaller batch is padded: rows that belong to nobody read and write the table row and the KV
+block that are nobody's, and queries a row does not have write keys after its last one, where the next step overwrites
+them before anything reads them. What may change from step to step is two integers per row, its id and how many tokens
+it has, copied in front of the replay if they do; everything else is in the device tables.
 
 The graph of a step takes the most likely tokens. Where a request asks for others (temperature, filters, penalties, a
 grammar), a second graph after it chooses them anew from the logits the first one left, by the rows' sampling state;
@@ -48,39 +48,67 @@ class Bucket:
 
     rows: int
     queries: int
+    prompt: bool = False
+    """All tokens of a row are known, and one is chosen after the last. Else a row is a known token and drafts, and one
+    is chosen after each."""
 
     @property
     def tokens(self) -> int:
         return self.rows * self.queries
 
+    def __str__(self) -> str:
+        return f"a prompt of {self.queries}" if self.prompt else f"{self.rows} x {self.queries}"
+
+    @property
+    def choices(self) -> int:
+        """Tokens chosen for each row."""
+        return 1 if self.prompt else self.queries
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The tokens after which one is chosen: ``bucket.choices`` of each row."""
+
+    token_ids: Tensor
+    positions: Tensor
+    row_ids: Tensor
+    """All int64 ``[bucket.rows * bucket.choices]``."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each."""
+    """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each, or of
+    ``bucket.choices`` (``C`` in all rows)."""
 
     bucket: Bucket
     inputs: Tensor
-    """int64 ``[2, bucket.rows]``: each row's id and number of drafts."""
+    """int64 ``[2, bucket.rows]``: each row's id, and how many tokens it has after its first one."""
     batch: ForwardBatch
+    choices: Choices
     logits: Tensor
-    """float32 ``[bucket.tokens, vocab]``; adjusted where a row's request adjusts them."""
+    """float32 ``[C, vocab]``; adjusted where a row's request adjusts them."""
     chosen: Tensor
-    """int64 ``[bucket.tokens + bucket.rows]``: :attr:`tokens`, then :attr:`accepted`."""
+    """int64 ``[C + bucket.rows]``: :attr:`tokens`, then :attr:`accepted`."""
     logprobs: Tensor
-    """float32 ``[bucket.tokens]``: of the chosen tokens, where a request asked for logprobs."""
+    """float32 ``[C]``: of the chosen tokens, where a request asked for logprobs."""
     aux_hidden_states: tuple[Tensor, ...]
     prepared: tuple[Any, ...]
     """What the attention kernel prepared, by KV group: the graph reads its tensors."""
 
     @property
     def tokens(self) -> Tensor:
-        """int64 ``[bucket.tokens]``: the chosen ones, already written as inputs of the next step."""
-        return self.chosen[: self.bucket.tokens]
+        """int64 ``[C]``: the chosen ones, already written as inputs of the next step."""
+        return self.chosen[: len(self.logits)]
 
     @property
     def accepted(self) -> Tensor:
-        """int64 ``[bucket.rows]``: drafts that are."""
-        return self.chosen[self.bucket.tokens :]
+        """int64 ``[bucket.rows]``: drafts that are accepted; none of a prompt."""
+        return self.chosen[len(self.logits) :]
+
+    @property
+    def last(self) -> Tensor:
+        """int64 ``[bucket.rows]``: which of its queries is a row's last token, accepted drafts included."""
+        return self.inputs[1] if self.bucket.prompt else self.accepted
 
     @property
     def starts(self) -> Tensor:
@@ -121,6 +149,19 @@ def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
     return tuple(sorted({1, most, *(n for n in (2, 4, 8, 16) if n < most)}))
 
 
+def prompt_buckets(layer_flops: Callable[[int], float], most_tokens: int) -> tuple[Bucket, ...]:
+    """Prompts worth a graph: of one request, of up to ``most_tokens``. Padding to such a shape costs nothing as long as
+    the device multiplies all of it in less time than the host takes to launch it. ``layer_flops``: operations of a
+    layer for so many tokens."""
+    fast = (n for n in (16, 32, 64, 128, 256, 512) if n <= most_tokens and layer_flops(n) <= LAUNCHED_FLOPS)
+    return tuple(Bucket(1, n, prompt=True) for n in fast)
+
+
+LAUNCHED_FLOPS = 1.2e11
+"""What a GPU of 300 TFLOP/s does in 0.4 ms, in which the host launches a layer: a prompt of 512 tokens took a model of
+16 layers 7.2 to 10.2 ms on an H100 and an H200 that multiply it in 2 (docs/measured.md)."""
+
+
 class StepGraphs:
     """The registry. Captured graphs read and write the tables and the cache they were made with.
 
@@ -146,7 +187,8 @@ class StepGraphs:
         self._graphs: dict[Bucket, _Graph] = {}
         self._inputs: dict[Bucket, list[int]] = {}
         """What a bucket's inputs hold since it was replayed."""
-        most = self._todo[0].tokens if self._todo else 0
+        self._most_tokens = max((bucket.tokens for bucket in self._todo), default=0)
+        self._most_choices = most = max((bucket.rows * bucket.choices for bucket in self._todo), default=0)
         self._chosen = torch.zeros(2 * most, dtype=torch.int64, device=tables.device)
         self._logprobs = torch.zeros(most, dtype=torch.float32, device=tables.device)
         self._logits: Tensor | None = None
@@ -166,16 +208,26 @@ class StepGraphs:
         capture, self._capture = self._capture, None
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, bucket in enumerate(self._todo):
-            on_progress(done / len(self._todo), f"{bucket.rows} x {bucket.queries}")
+            on_progress(done / len(self._todo), str(bucket))
             self._graphs[bucket] = self._graph(bucket, capture)
 
     def find(self, rows: Sequence[StepRow]) -> Bucket | None:
-        """The smallest bucket that holds these rows; ``None`` if a row is more than one token and its drafts."""
-        if not rows or not all(row.samples and row.num_tokens == 1 for row in rows):
+        """The smallest bucket that holds these rows, if there is one: of decode steps, or of a prompt that is alone."""
+        if not rows or not all(row.samples for row in rows):
+            return None
+        prompt = any(row.num_tokens > 1 for row in rows)
+        if prompt and (len(rows) > 1 or rows[0].num_drafts):
             return None
         most = max(row.num_queries for row in rows)
-        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= most)
-        return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
+        fitting = (b for b in self._graphs if b.prompt == prompt and b.rows >= len(rows) and b.queries >= most)
+        found = min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
+        return None if found is not None and prompt and not self._may_take(found, rows[0]) else found
+
+    def _may_take(self, bucket: Bucket, row: StepRow) -> bool:
+        """Whether the graph of a prompt makes all that its request asks for, and the tables have places for its
+        padding."""
+        asked = self.tables.requests[row.row_id].sampling.prompt_logprobs is not None
+        return not asked and row.max_start + bucket.queries < self.tables.tokens.shape[1]
 
     @torch.inference_mode()
     def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> tuple[CapturedStep, Mapping[int, str]]:
@@ -185,12 +237,12 @@ class StepGraphs:
         watched = self.tables.watch(rows)
         idle = bucket.rows - len(rows)
         ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
-        inputs = ids + [row.num_drafts for row in rows] + [0] * idle
+        inputs = ids + [row.num_queries - 1 for row in rows] + [0] * idle
         if self._inputs.get(bucket) != inputs:
             refill(graph.captured.inputs, inputs)
             self._inputs[bucket] = inputs
         graph.step()
-        masks = None if watched is None else watched.masks(self.tables.device, bucket.queries)
+        masks = None if watched is None else watched.masks(self.tables.device, bucket.choices)
         if masks is not None:
             masks.apply_(graph.captured.logits)
         if features & (ALL_SAMPLING | ALL_ADJUSTING | Feature.CONSTRAINED):
@@ -208,23 +260,26 @@ class StepGraphs:
         inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
         batch = static_batch(bucket, self.tables)
+        choices = static_choices(bucket, batch)
         prepared = prepared_of(self._model.attention, batch.attention)
         found: list[CapturedStep] = []
 
         def step() -> None:
             fill(batch, inputs, self.tables)
             hidden, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
-            memory = None if self._logits is None else self._logits[: bucket.tokens]
+            if bucket.prompt:
+                hidden = hidden[fill_choices(choices, batch, inputs)]
+            memory = None if self._logits is None else self._logits[: len(hidden)]
             logits, tokens = self._model.greedy(hidden, memory)
-            captured = self._keep(bucket, inputs, batch, prepared, logits, aux)
+            captured = self._keep(bucket, inputs, batch, choices, prepared, logits, aux)
             self._settle(captured, self.tables.agreed(tokens))
             found[:] = [captured]
 
         def sample(features: Feature) -> None:
             captured = found[0]
             if features.adjusts:  # the step wrote its own tokens over the drafts, which penalties count
-                self.tables.tokens[batch.row_ids, batch.positions] = batch.token_ids
-            chosen = self.tables.sampling.at(batch.row_ids, batch.positions, features)
+                self.tables.tokens[choices.row_ids, choices.positions] = choices.token_ids
+            chosen = self.tables.sampling.at(choices.row_ids, choices.positions, features)
             tokens, _ = choose_tokens(
                 captured.logits,
                 chosen,
@@ -248,48 +303,51 @@ class StepGraphs:
         return _Graph(replay, samplers, of_tokens, found[0])
 
     def _settle(self, captured: CapturedStep, tokens: Tensor) -> None:
-        """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. Doing it again with
-        other tokens replaces what was done."""
-        batch, tables = captured.batch, self.tables
+        """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. A prompt has
+        one choice, and so nothing to accept. Doing it again with other tokens replaces what was done."""
+        at, tables = captured.choices, self.tables
         if runs_triton(tables.device):
             from engine.kernels.triton.step_outputs import settle_step  # Triton is imported only where it runs
 
             settle_step(
-                captured.inputs, batch.token_ids, batch.positions, tokens, captured.tokens, captured.accepted,
+                captured.inputs, at.token_ids, at.positions, tokens, captured.tokens, captured.accepted,
                 tables.tokens, tables.computed, tables.nobody,
             )  # fmt: skip
             return
-        rows, queries = captured.bucket.rows, captured.bucket.queries
+        shape = captured.bucket.rows, captured.bucket.choices
         ids, num_drafts = captured.inputs.unbind()
         captured.tokens.copy_(tokens)
-        accepted = accepted_drafts(batch.token_ids.view(rows, queries), tokens.view(rows, queries), num_drafts)
+        accepted = accepted_drafts(at.token_ids.view(shape), tokens.view(shape), num_drafts)
         captured.accepted.copy_(accepted)
-        tables.write(batch.row_ids, batch.positions + 1, tokens)
-        tables.computed[ids] = torch.where(ids == tables.nobody, 0, captured.starts + 1 + accepted)
+        tables.write(at.row_ids, at.positions + 1, tokens)
+        tables.computed[ids] = torch.where(ids == tables.nobody, 0, at.positions.view(shape)[:, 0] + 1 + accepted)
 
     def _keep(
         self,
         bucket: Bucket,
         inputs: Tensor,
         batch: ForwardBatch,
+        choices: Choices,
         prepared: tuple[Any, ...],
         logits: Tensor,
         aux: Sequence[Tensor],
     ) -> CapturedStep:
-        """The results, where every graph leaves them: hidden states are copied there, logits are made there. The first,
-        largest bucket makes that memory while it warms up, so before anything is captured."""
+        """The results, where every graph leaves them: hidden states are copied there, logits are made there. The first
+        bucket makes that memory while it warms up, so before anything is captured."""
         if self._logits is None or self._aux is None:
-            self._logits = logits.clone()
-            self._aux = tuple(torch.zeros_like(hidden) for hidden in aux)
-        count = bucket.tokens
+            self._logits = logits.new_zeros(self._most_choices, logits.shape[1])
+            self._logits[: len(logits)] = logits
+            self._aux = tuple(hidden.new_zeros(self._most_tokens, hidden.shape[1]) for hidden in aux)
+        count = bucket.rows * bucket.choices
         kept = CapturedStep(
             bucket,
             inputs,
             batch,
+            choices,
             self._logits[:count],
             self._chosen[: count + bucket.rows],
             self._logprobs[:count],
-            tuple(hidden[:count] for hidden in self._aux),
+            tuple(hidden[: bucket.tokens] for hidden in self._aux),
             prepared,
         )
         for target, source in zip(kept.aux_hidden_states, aux, strict=True):
@@ -318,6 +376,22 @@ def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
         whole = AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
         attention.append(whole if share is None else _of_share(whole, share))
     return ForwardBatch(token_ids, positions, mappings, tuple(attention), row_ids)
+
+
+def static_choices(bucket: Bucket, batch: ForwardBatch) -> Choices:
+    """All tokens of a decode step; of prompts tensors that :func:`fill_choices` fills."""
+    if not bucket.prompt:
+        return Choices(batch.token_ids, batch.positions, batch.row_ids)
+    return Choices(*torch.zeros(3, bucket.rows, dtype=torch.int64, device=batch.token_ids.device).unbind())
+
+
+def fill_choices(choices: Choices, batch: ForwardBatch, inputs: Tensor) -> Tensor:
+    """The last token of each row of a prompt. Returns where they are in the batch: int64 ``[rows]``."""
+    index = batch.attention[0].q_starts[:-1] + inputs[1]
+    torch.index_select(batch.token_ids, 0, index, out=choices.token_ids)
+    torch.index_select(batch.positions, 0, index, out=choices.positions)
+    torch.index_select(batch.row_ids, 0, index, out=choices.row_ids)
+    return index
 
 
 def _of_share(whole: AttentionBatch, share: BlockShare) -> AttentionBatch:

@@ -71,7 +71,7 @@ class ModelRunner:
         self.tables = tables
         self.drafts = drafts
         self.graphs: StepGraphs | None = None
-        """Of decode steps, once they are captured."""
+        """Of decode steps and short prompts, once they are captured."""
         self.records: Records | None = None
         """Of the cache, in memory that a store has."""
         self._last: Mark | None = None
@@ -157,17 +157,17 @@ class ModelRunner:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
         if not self._chooses:
             return None
-        num_drafts, queries = tuple(row.num_drafts for row in plan.rows), captured.bucket.queries
+        num_drafts, choices = tuple(row.num_drafts for row in plan.rows), captured.bucket.choices
         tops = self._logprobs_wanted(plan.rows)
         others = [top or None for top in tops]
-        ranked = rank_tokens(captured.logits, captured.tokens, num_drafts, others, queries)
+        ranked = rank_tokens(captured.logits, captured.tokens, num_drafts, others, choices)
         own = tuple(i for i, top in enumerate(tops) if top == 0)
         choice = Choice(
             num_drafts,
             captured.tokens,
             captured.accepted[: len(plan.rows)],
             ranked,
-            queries,
+            choices,
             (own, captured.logprobs) if own else None,
             captured.chosen,
         )

@@ -239,11 +239,13 @@ class AttentionKernelConformance:
 class CapturableConformance(AttentionKernelConformance):
     """For kernels that claim to be capturable."""
 
-    def test_a_captured_call_takes_its_lengths_from_the_device(self) -> None:
-        """A graph captured at ``prepare`` time is replayed with fewer queries per row and longer contexts."""
-        case = self.fitted("verify")
+    @pytest.mark.parametrize("name", ["verify", "chunk_with_history"])
+    def test_a_captured_call_takes_its_lengths_from_the_device(self, name: str) -> None:
+        """A graph captured at ``prepare`` time is replayed with longer contexts, and decode steps with fewer queries
+        per row."""
+        case = self.fitted(name)
         inputs = make_inputs(case, self.dtype, self.device)
-        widest = tuple(8 for _ in case.rows)
+        widest = tuple(max(8, count) for count in inputs.batch.q_lens)
         captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
         self.check(run(self.built(case), case, captured), case, inputs)
 
