@@ -116,6 +116,25 @@ def test_so_many_steps_are_launched_before_the_first_is_waited_for(in_flight):
     assert all(plan.rows[0].num_drafts == 2 for plan in simulation.device.plans[1:])
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_heartbeat_from_within_a_launch_says_how_long_the_step_may_take(in_flight):
+    """A device without a thread of its own computes there: its engine must not look as if it hung."""
+    simulation = simulate(ms=lambda plan: 1000.0 * plan.num_tokens, in_flight=in_flight)
+    simulation.serve(greedy("before", range(20), 20))
+    core, launch, beats = simulation.core, simulation.device.launch, []
+
+    def launched(plan):
+        simulation.device.clock.now += 30.0
+        beats.append((plan.num_tokens, core.heartbeat()))
+        return launch(plan)
+
+    simulation.device.launch = launched
+    simulation.serve(greedy("r", range(30, 50), 4))
+    tokens, beat = beats[0]
+    assert tokens == 20 and beat.step_s == 30.0 and beat.expected_s == pytest.approx(20.0, rel=0.2)
+    assert all(beat.expected_s > 0.0 for _, beat in beats)
+
+
 def test_positions_of_a_plan_are_bounds_that_hold_if_all_drafts_are_accepted():
     simulation = simulate(in_flight=3, drafts=2, accuracy=0.5)
     simulation.core.submit(greedy("r", (1, 2, 3, 4), 200))

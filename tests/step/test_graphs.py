@@ -111,25 +111,30 @@ def test_the_largest_is_captured_first_and_nothing_once_ready() -> None:
 
 
 def test_experts_of_padding_tokens_are_not_counted() -> None:
-    """Each token goes to the experts of its position and of the next one; three of four rows are nobody's."""
+    """Each token goes to the experts of its position and of the next one."""
     runner, counts = make_runner(), torch.zeros(8, dtype=torch.int64)
     op, weights = CountExperts(0, 8, runner.tables.nobody), SimpleNamespace(expert_counts=lambda op: counts)
     count = lower_count_experts(None, op, None, weights).call  # type: ignore[arg-type]
     (layer,), (kept,) = runner.model.layers, runner.model.layers[0].steps
 
     def counted(context: StepContext, residual: Tensor) -> Tensor:
-        count(context, torch.stack((context.positions, context.positions + 1), dim=1))
+        count(context, torch.stack((context.positions, context.positions + 1), dim=1) % 8)
         made: Tensor = kept.call(context, residual)
         return made
 
     model = replace(runner.model, layers=(replace(layer, steps=(replace(kept, call=counted),)),))
-    runner.graphs = StepGraphs(model, runner.kv, runner.tables, (0,), [Bucket(4, 1)], make_capture())
+    buckets = Bucket(4, 1), Bucket(2, 3), Bucket(1, 5, prompt=True)
+    runner.graphs = StepGraphs(model, runner.kv, runner.tables, (0,), buckets, make_capture())
     runner.graphs.capture()
+    counts.zero_()
     run(runner, prompt_plan({1: (1, 2, 3)}))
+    assert counts.tolist() == [1, 2, 2, 1, 0, 0, 0, 0], "a prompt of three in a graph of five"
     counts.zero_()
     for start in (3, 4):
         runner.graphs.replay(Bucket(4, 1), [decode(1, start)])
     assert counts.tolist() == [0, 0, 0, 1, 2, 1, 0, 0]
+    run(runner, StepPlan(1, (), (decode(1, 5, (7,)),)))
+    assert counts.tolist() == [0, 0, 0, 1, 2, 2, 2, 1], "a draft where there is room for two"
 
 
 def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:

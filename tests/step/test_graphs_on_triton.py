@@ -34,7 +34,15 @@ def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capa
 
     longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "row_ids_ptr", "mapping_ptr", "computed_ptr")
     ints = ("tables_ptr", "lengths_ptr", "row_tables_ptr")
-    sizes = ("tokens_stride", "tables_stride", "tables_group", "mapping_group", "row_tables_group", "num_blocks")
+    sizes = (
+        "tokens_stride",
+        "tables_stride",
+        "tables_group",
+        "mapping_group",
+        "row_tables_group",
+        "num_blocks",
+        "nobody",
+    )
     arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")
     constants = {"QUERIES": 5, "BLOCK_SIZE": 16, "BLOCK_Q": 8, "BLOCK": BLOCK_IDS}
     cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)

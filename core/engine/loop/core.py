@@ -19,7 +19,7 @@ from engine.contracts.kv_allocator import KVAllocator, KVGroup
 from engine.contracts.kv_store import KVStore
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.contracts.scheduler import Scheduler
-from engine.contracts.step_cost import Mixture
+from engine.contracts.step_cost import Mixture, StepCost
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
@@ -328,12 +328,12 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """Launch what can be launched, wait for the oldest step in flight, commit it."""
         self.take_stored()
-        self._step_began_s, self._expected_ms = self._clock(), 0.0
-        while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch():
-            pass
         cost = self._cost.cost()
         cost = cost if cost.num_samples else self._cost_at_start
         self._expected_ms = sum(cost.ms(step.contents.work) for step in self._ledger)
+        self._step_began_s = self._clock()
+        while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch(cost):
+            pass
         if self._ledger:
             self._collect()
         if self._failures >= FAILURES_PER_PROBE and PROBE.request_id not in self._queues.by_id:
@@ -350,17 +350,20 @@ class EngineCore:
         began = self._step_began_s
         return Heartbeat() if began is None else Heartbeat(self._clock() - began, self._expected_ms / 1e3)
 
-    def _launch(self) -> bool:
+    def _launch(self, cost: StepCost) -> bool:
+        """``cost``: what is believed of steps."""
         started = self._clock()
         follows_on = bool(self._queues.running)
         planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
         if planned is None:
             return False
         rows = zip(planned.plan.rows, planned.owners, strict=True)
+        contents = contents_of((row, sequence) for row, (sequence, _) in rows)
+        self._expected_ms += cost.ms(contents.work)  # said before: a device without a thread computes in its launch
         self._ledger.launched(
             InFlight(
                 plan=planned.plan,
-                contents=contents_of((row, sequence) for row, (sequence, _) in rows),
+                contents=contents,
                 owners=planned.owners,
                 planning_ms=(self._clock() - started) * 1e3,
                 asked=planned.asked,

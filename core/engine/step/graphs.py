@@ -410,13 +410,14 @@ def apart(
 
 
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
-    """Everything a captured step reads, from each row's id (``inputs``, int64 ``[1 or more, rows]``) and the tables."""
+    """Everything a captured step reads, from ``inputs`` (see :attr:`CapturedStep.inputs`) and the tables. Padding after
+    a row's last token has slots of the row, and is nobody's: experts of nobody's tokens are not counted."""
     if runs_triton(tables.device):
         from engine.kernels.triton.step_inputs import fill_step  # Triton is imported only where it runs
 
         fill_step(
             inputs, tables.tokens, tables.block_tables, tables.computed, tables.block_size,
-            batch.token_ids, batch.positions, batch.row_ids, batch.slot_mappings, batch.attention,
+            batch.token_ids, batch.positions, batch.row_ids, batch.slot_mappings, batch.attention, tables.nobody,
         )  # fmt: skip
         for mapping, share in zip(batch.slot_mappings, tables.block_shares, strict=True):
             if share is not None:
@@ -426,11 +427,12 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
     rows = inputs.shape[1]
     queries = batch.token_ids.shape[0] // rows
     steps, starts = torch.arange(queries, device=tables.device), tables.computed[inputs[0]]
-    batch.row_ids.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
+    row_ids = inputs[0].repeat_interleave(queries)
     torch.add(starts[:, None], steps, out=batch.positions.view(rows, queries))
-    batch.token_ids.copy_(tables.tokens[batch.row_ids, batch.positions].clamp(min=0))
-    for mapping, found in zip(batch.slot_mappings, tables.slot_mappings(batch.row_ids, batch.positions), strict=True):
+    batch.token_ids.copy_(tables.tokens[row_ids, batch.positions].clamp(min=0))
+    for mapping, found in zip(batch.slot_mappings, tables.slot_mappings(row_ids, batch.positions), strict=True):
         mapping.copy_(found)
+    batch.row_ids.copy_(torch.where((steps <= inputs[1][:, None]).flatten(), row_ids, tables.nobody))
     for own, blocks in zip(batch.attention, tables.block_tables, strict=True):
         torch.index_select(blocks, 0, inputs[0], out=own.block_tables)
     for own in batch.attention:

@@ -19,7 +19,7 @@ BLOCK_IDS = 1024
 def step_inputs(
     inputs_ptr, tokens_ptr, tables_ptr, computed_ptr,
     ids_ptr, positions_ptr, row_ids_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
-    tokens_stride, tables_stride, tables_group, mapping_group, row_tables_group, num_blocks,
+    tokens_stride, tables_stride, tables_group, mapping_group, row_tables_group, num_blocks, nobody,
     QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, part, group)``: part 0 makes the row's tokens and their slots, every part copies ``BLOCK`` ids of
@@ -43,7 +43,8 @@ def step_inputs(
         # After its last query a row may find an entry nobody has written yet, which is -1.
         tl.store(ids_ptr + at, tl.maximum(token, 0), mask=real)
         tl.store(positions_ptr + at, position, mask=real)
-        tl.store(row_ids_ptr + at, tl.zeros([BLOCK_Q], tl.int64) + row_id, mask=real)
+        last = tl.load(inputs_ptr + tl.num_programs(0) + row)
+        tl.store(row_ids_ptr + at, tl.where(query <= last, row_id, nobody), mask=real)
         tl.store(mapping_ptr + at, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=real)
         tl.store(lengths_ptr + row, (start + QUERIES).to(tl.int32))
 
@@ -59,15 +60,17 @@ def fill_step(
     row_ids: Tensor,
     slot_mappings: Sequence[Tensor],
     attention: Sequence[AttentionBatch],
+    nobody: int,
 ) -> None:
     """Overwrite the tensors of a batch of ``rows`` times ``queries`` tokens.
 
-    ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
+    ``inputs``: int64 ``[2, rows]``, each row's id and how many tokens it has after its first one; ``tokens`` int64
     ``[rows, positions]``, ``block_tables`` int32 ``[groups, rows, blocks]`` and ``computed`` int64 ``[rows]`` (the
     position that a row's first token has) are the device tables, ``block_size`` the tokens of a block of theirs.
-    Written: ``token_ids``, ``positions``, ``row_ids`` and each of ``slot_mappings`` (int64 ``[rows * queries]``), and
-    of ``attention`` the block tables and the lengths, which are one tensor for all groups whose tokens this rank has;
-    slots are as if it had those of every group. Tensors of the KV groups must be equally far from each other.
+    Written: ``token_ids``, ``positions``, ``row_ids`` (``nobody`` for padding after a row's last token) and each of
+    ``slot_mappings`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and the lengths, which are one
+    tensor for all groups whose tokens this rank has; slots are as if it had those of every group. Tensors of the KV
+    groups must be equally far from each other.
     """
     rows = inputs.shape[1]
     groups, _, num_blocks = block_tables.shape
@@ -77,7 +80,7 @@ def fill_step(
         inputs, tokens, block_tables, computed,
         token_ids, positions, row_ids, slot_mappings[0], lengths, first.block_tables,
         tokens.stride(0), block_tables.stride(1), block_tables.stride(0), distance(slot_mappings),
-        distance([batch.block_tables for batch in attention]), num_blocks,
+        distance([batch.block_tables for batch in attention]), num_blocks, nobody,
         QUERIES=queries, BLOCK_SIZE=block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
