@@ -63,7 +63,7 @@ def exact_engine(
     if graphs:
         shapes = (row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
         decode = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
-        buckets = [*decode, *prompt_buckets(lambda tokens: 0.0, max_len)]
+        buckets = [*decode, *prompt_buckets(lambda tokens: 0.0, max_len, (9, 0))]
         registry = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), buckets, capture=run_again)
         registry.capture()
     runner = ModelRunner(model, kv, tables)

@@ -74,17 +74,18 @@ def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: P
     assert got.estimate.graphs == 100 + 7 + 2 * 7
 
 
-def test_the_bucket_with_the_most_logits_is_captured_beside_longer_prompts(tmp_path: Path) -> None:
+def test_the_buckets_with_the_most_logits_are_captured_beside_longer_prompts(tmp_path: Path) -> None:
     plan = plan_of(tiny.write(tmp_path), "model.max_len=32", "scheduler.token_budget=32", "attention_kernel=torch")
     bound = bind(plan)
     captured: list[str] = []
     model = StubModel(120, captured)
     model.graph = load_plan(plan, bound).graph
-    buckets = [Bucket(1, 1), Bucket(8, 1), Bucket(1, 16, prompt=True), Bucket(1, 32, prompt=True)]
-    free = iter([1000, 900, 890, 887])
+    decode, prompts = [Bucket(1, 1), Bucket(8, 1), Bucket(4, 1)], [Bucket(1, n, prompt=True) for n in (16, 32)]
+    free = iter([1000, 900, 890, 850, 847])
+    buckets = [*decode, *prompts]
     got = profile_run(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]
-    assert captured == ["32", "16", "8"]
-    assert got.estimate.graphs == 100 + 10 + 3 + 3
+    assert captured == ["32", "16", "8", "4"]
+    assert got.estimate.graphs == 100 + 10 + 40 + 3 + 3
 
 
 def run_once(step: Callable[[], None]) -> Callable[[], None]:

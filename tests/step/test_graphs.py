@@ -82,13 +82,17 @@ def test_a_short_prompt_takes_the_smallest_graph_that_holds_it() -> None:
 
 
 def test_prompts_are_worth_a_graph_while_the_host_takes_longer_to_launch_a_layer() -> None:
-    """Layers of 61 and 870 million weights: models of 1 and 70 billion."""
-    sizes = [
-        [bucket.queries for bucket in prompt_buckets(lambda tokens: 2.0 * weights * tokens, most)]  # noqa: B023
-        for weights, most in ((61e6, 2048), (61e6, 100), (870e6, 2048))
-    ]
-    assert sizes == [[16, 32, 64, 128, 256, 512], [16, 32, 64], [16, 32, 64]]
-    assert prompt_buckets(lambda tokens: 0.0, 0) == ()
+    """Layers of 61, 218 and 870 million weights: models of 1, 8 and 70 billion. Up to 64 tokens in any case."""
+
+    def longest(weights: float, capability: tuple[int, int] | None, most: int = 2048) -> int:
+        found = prompt_buckets(lambda tokens: 2.0 * weights * tokens, most, capability)
+        assert [bucket.queries for bucket in found] == [1 << i for i in range(4, 4 + len(found))]
+        return max((bucket.queries for bucket in found), default=0)
+
+    assert [longest(weights, (9, 0)) for weights in (61e6, 218e6, 870e6)] == [512, 256, 64]
+    assert [longest(weights, (8, 0)) for weights in (61e6, 218e6, 870e6)] == [256, 128, 64]
+    assert [longest(61e6, capability) for capability in ((8, 9), (12, 0), None)] == [64, 64, 64]
+    assert [longest(61e6, (9, 0), most) for most in (511, 100, 15)] == [256, 64, 0]
 
 
 def test_the_largest_is_captured_first_and_nothing_once_ready() -> None:

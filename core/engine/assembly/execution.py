@@ -1,7 +1,7 @@
 """``execution``: how a step runs. Which ways this machine, model and attention kernel have, and which is taken.
 
 ``eager``: torch ops. ``compile``: kernels built on this machine, C++ on a CPU and Triton on a GPU. ``graphs``: the
-same, and decode steps and short prompts captured as CUDA graphs.
+same, and decode steps, and prompts that are short and alone, captured as CUDA graphs.
 """
 
 from __future__ import annotations

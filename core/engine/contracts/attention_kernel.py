@@ -34,7 +34,7 @@ class AttentionCapabilities:
     max_verify_width: int
     capturable: bool
     """:meth:`AttentionKernel.forward` may be captured in a CUDA graph, and so may
-    :meth:`LogSumExpAttention.forward_lse` where there is one."""
+    :meth:`LogSumExpAttention.forward_lse` where there is one: of decode steps, and of one row of up to 512 tokens."""
     heads_per_kv_head: int | None = None
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
     sinks: bool = False

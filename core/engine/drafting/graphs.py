@@ -4,8 +4,8 @@ A graph lets the drafter see the step and propose; its drafts go into the token 
 Nothing is uploaded for it: all follows from what the step's graph was given and left. Rows that are nobody's, and
 drafts that a row does not want, are computed and not used.
 
-A batch that is no captured step, such as one with a prompt, and the first step of several that wants more drafts, are
-drafted eagerly.
+A batch that is no captured step, such as one with a prompt beside others, and the first step of several that wants more
+drafts, are drafted eagerly.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class DraftGraphs:
 
     def _lend(self, call: int, group: int, count: int) -> Tensor:
         """Block tables of a KV group for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs
-        share: the first to ask wants most."""
+        share, as far as the first to ask wanted as many."""
         found = self._block_tables.get((call, group))
         if found is None or len(found) < count:
             blocks = self._steps.tables.block_tables

@@ -176,7 +176,7 @@ class Rank:
         self._in_graphs = plan.execution == "graphs" and not self.why_not_captured
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
-                buckets = graph_buckets(plan, bound, self.own) if self._in_graphs else []
+                buckets = graph_buckets(plan, bound, plan.max_len) if self._in_graphs else []
                 self.memory = profile_run(
                     self.memory, bound, self.model, buckets, cuda_capture(), self._free, self.phase.meter
                 )
@@ -221,7 +221,7 @@ class Rank:
                 self.worker.start(partial(start_drafter, plan, bound, drafts.drafter, self.runner))()
         if self._in_graphs:
             with self.phase("capture graphs"):
-                buckets = graph_buckets(plan, bound, self.own)
+                buckets = graph_buckets(plan, bound, self.pool.max_len)
                 capture_graphs(self.runner, bound, buckets, cuda_capture(), self._progress)
         if plan.device.kind == "cuda":
             budget = plan.scheduler.token_budget
@@ -400,17 +400,19 @@ def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
         return ()
     if drafts.graphs is None:
         return ("Drafts: eager after every step: the drafter cannot be captured",)
-    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager after long prompts",)
+    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager after prompts that are long or not alone",)
 
 
-def graph_buckets(plan: EnginePlan, bound: BoundEngine, own: RankGraph) -> list[Bucket]:
-    """Every shape worth a graph of the rank that has ``own``: of decode steps, and of prompts where ranks do not share
-    out their tokens."""
+def graph_buckets(plan: EnginePlan, bound: BoundEngine, max_len: int) -> list[Bucket]:
+    """Every shape worth a graph, on all ranks alike: of decode steps, and of prompts where ranks do not share out their
+    tokens. ``max_len``: of a text for which tables and pool have room."""
+    first = placed(plan, bound)[0]
 
     def layer_flops(tokens: int) -> float:
-        work = work_of(own, Step(1, tokens), Widths())
+        work = work_of(first, Step(1, tokens), Widths(), plan.layout.ep)
         return work.flops / work.num_layers
 
     shapes = product(row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
-    most = min(plan.max_len, plan.scheduler.token_budget) if plan.layout.pcp == 1 else 0
-    return [*(Bucket(rows, queries) for rows, queries in shapes), *prompt_buckets(layer_flops, most)]
+    most = min(max_len, plan.scheduler.token_budget) if plan.layout.pcp == 1 else 0
+    prompts = prompt_buckets(layer_flops, most, plan.device.capability)
+    return [*(Bucket(rows, queries) for rows, queries in shapes), *prompts]

@@ -46,7 +46,7 @@ def warm_up_kernels(runner: ModelRunner, max_len: int, token_budget: int) -> Non
 
 def warm_up_sampling(core: EngineCore, max_len: int, token_budget: int) -> None:
     """The same for all that follows the model."""
-    longest = max(min(max_len - 8, token_budget), 1)
+    longest = max(min(max_len - 8, token_budget - 1), 1)  # both prompts in one step: alone, one might be captured
     filtered = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
     asking = {"logprobs": 2, "seed": 1, "repetition_penalty": 1.1}
     for settings in ({"temperature": 0.0}, {}, filtered, filtered | asking):

@@ -64,27 +64,31 @@ class Bucket:
         """Tokens chosen for each row."""
         return 1 if self.prompt else self.queries
 
+    @property
+    def num_choices(self) -> int:
+        return self.rows * self.choices
+
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """The tokens after which one is chosen: ``bucket.choices`` of each row."""
+class ChosenAfter:
+    """The tokens after which one is chosen: all of a decode step, the last of a prompt."""
 
     token_ids: Tensor
     positions: Tensor
     row_ids: Tensor
-    """All int64 ``[bucket.rows * bucket.choices]``."""
+    """All int64 ``[bucket.num_choices]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
     """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each, or of
-    ``bucket.choices`` (``C`` in all rows)."""
+    ``bucket.choices``, ``C`` together."""
 
     bucket: Bucket
     inputs: Tensor
     """int64 ``[2, bucket.rows]``: each row's id, and how many tokens it has after its first one."""
     batch: ForwardBatch
-    choices: Choices
+    after: ChosenAfter
     logits: Tensor
     """float32 ``[C, vocab]``; adjusted where a row's request adjusts them."""
     chosen: Tensor
@@ -149,17 +153,24 @@ def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
     return tuple(sorted({1, most, *(n for n in (2, 4, 8, 16) if n < most)}))
 
 
-def prompt_buckets(layer_flops: Callable[[int], float], most_tokens: int) -> tuple[Bucket, ...]:
+READ_ONCE = 64
+"""Tokens that take about as long as one: weights are read once, and reading them takes longer than multiplying."""
+LAUNCH_S = 4e-4
+"""In which the host launches a layer, op by op: a prompt of 512 tokens took a model of 16 layers 7.2 to 10.2 ms on an
+H100 and an H200, which multiply it in 2 (docs/measured.md)."""
+FLOPS = {(8, 0): 1.5e14, (9, 0): 3.5e14, (10, 0): 3.5e14}
+"""FLOP/s that products reach at least, by compute capability: about half of the data sheet's of A100 and H100 PCIe."""
+
+
+def prompt_buckets(
+    layer_flops: Callable[[int], float], most_tokens: int, capability: tuple[int, int] | None
+) -> tuple[Bucket, ...]:
     """Prompts worth a graph: of one request, of up to ``most_tokens``. Padding to such a shape costs nothing as long as
-    the device multiplies all of it in less time than the host takes to launch it. ``layer_flops``: operations of a
-    layer for so many tokens."""
-    fast = (n for n in (16, 32, 64, 128, 256, 512) if n <= most_tokens and layer_flops(n) <= LAUNCHED_FLOPS)
-    return tuple(Bucket(1, n, prompt=True) for n in fast)
-
-
-LAUNCHED_FLOPS = 1.2e11
-"""What a GPU of 300 TFLOP/s does in 0.4 ms, in which the host launches a layer: a prompt of 512 tokens took a model of
-16 layers 7.2 to 10.2 ms on an H100 and an H200 that multiply it in 2 (docs/measured.md)."""
+    weights are read longer than they are multiplied, or the device computes a layer in less time than the host takes
+    to launch it. ``layer_flops``: operations of a layer for so many tokens."""
+    launched = LAUNCH_S * FLOPS.get(capability or (0, 0), 0.0)
+    free = (n for n in (16, 32, 64, 128, 256, 512) if n <= READ_ONCE or layer_flops(n) <= launched)
+    return tuple(Bucket(1, n, prompt=True) for n in free if n <= most_tokens)
 
 
 class StepGraphs:
@@ -184,13 +195,14 @@ class StepGraphs:
         self._aux_layers = tuple(aux_layers)
         self._capture: Capture | None = capture
         self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
+        assert all(bucket.queries < tables.tokens.shape[1] for bucket in self._todo), "padding has places in the tables"
         self._graphs: dict[Bucket, _Graph] = {}
         self._inputs: dict[Bucket, list[int]] = {}
         """What a bucket's inputs hold since it was replayed."""
         self._most_tokens = max((bucket.tokens for bucket in self._todo), default=0)
-        self._most_choices = most = max((bucket.rows * bucket.choices for bucket in self._todo), default=0)
-        self._chosen = torch.zeros(2 * most, dtype=torch.int64, device=tables.device)
-        self._logprobs = torch.zeros(most, dtype=torch.float32, device=tables.device)
+        self._most_choices = max((bucket.num_choices for bucket in self._todo), default=0)
+        self._chosen = torch.zeros(2 * self._most_choices, dtype=torch.int64, device=tables.device)
+        self._logprobs = torch.zeros(self._most_choices, dtype=torch.float32, device=tables.device)
         self._logits: Tensor | None = None
         self._aux: tuple[Tensor, ...] | None = None
 
@@ -212,7 +224,8 @@ class StepGraphs:
             self._graphs[bucket] = self._graph(bucket, capture)
 
     def find(self, rows: Sequence[StepRow]) -> Bucket | None:
-        """The smallest bucket that holds these rows, if there is one: of decode steps, or of a prompt that is alone."""
+        """The smallest bucket that holds these rows, if there is one: of decode steps, or of known tokens of one row,
+        such as a prompt that is alone."""
         if not rows or not all(row.samples for row in rows):
             return None
         prompt = any(row.num_tokens > 1 for row in rows)
@@ -221,13 +234,12 @@ class StepGraphs:
         most = max(row.num_queries for row in rows)
         fitting = (b for b in self._graphs if b.prompt == prompt and b.rows >= len(rows) and b.queries >= most)
         found = min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
-        return None if found is not None and prompt and not self._may_take(found, rows[0]) else found
-
-    def _may_take(self, bucket: Bucket, row: StepRow) -> bool:
-        """Whether the graph of a prompt makes all that its request asks for, and the tables have places for its
-        padding."""
-        asked = self.tables.requests[row.row_id].sampling.prompt_logprobs is not None
-        return not asked and row.max_start + bucket.queries < self.tables.tokens.shape[1]
+        if found is None or not prompt:
+            return found
+        (row,) = rows
+        has_places = row.max_start + found.queries < self.tables.tokens.shape[1]  # for padding, too
+        wants_logprobs = self.tables.requests[row.row_id].sampling.prompt_logprobs is not None
+        return found if has_places and not wants_logprobs else None
 
     @torch.inference_mode()
     def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> tuple[CapturedStep, Mapping[int, str]]:
@@ -260,7 +272,7 @@ class StepGraphs:
         inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
         batch = static_batch(bucket, self.tables)
-        choices = static_choices(bucket, batch)
+        after = static_chosen_after(bucket, batch)
         prepared = prepared_of(self._model.attention, batch.attention)
         found: list[CapturedStep] = []
 
@@ -268,18 +280,18 @@ class StepGraphs:
             fill(batch, inputs, self.tables)
             hidden, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
             if bucket.prompt:
-                hidden = hidden[fill_choices(choices, batch, inputs)]
+                hidden = hidden[fill_chosen_after(after, batch, inputs)]
             memory = None if self._logits is None else self._logits[: len(hidden)]
             logits, tokens = self._model.greedy(hidden, memory)
-            captured = self._keep(bucket, inputs, batch, choices, prepared, logits, aux)
+            captured = self._keep(bucket, inputs, batch, after, prepared, logits, aux)
             self._settle(captured, self.tables.agreed(tokens))
             found[:] = [captured]
 
         def sample(features: Feature) -> None:
             captured = found[0]
             if features.adjusts:  # the step wrote its own tokens over the drafts, which penalties count
-                self.tables.tokens[choices.row_ids, choices.positions] = choices.token_ids
-            chosen = self.tables.sampling.at(choices.row_ids, choices.positions, features)
+                self.tables.tokens[after.row_ids, after.positions] = after.token_ids
+            chosen = self.tables.sampling.at(after.row_ids, after.positions, features)
             tokens, _ = choose_tokens(
                 captured.logits,
                 chosen,
@@ -305,29 +317,30 @@ class StepGraphs:
     def _settle(self, captured: CapturedStep, tokens: Tensor) -> None:
         """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. A prompt has
         one choice, and so nothing to accept. Doing it again with other tokens replaces what was done."""
-        at, tables = captured.choices, self.tables
+        after, tables = captured.after, self.tables
         if runs_triton(tables.device):
             from engine.kernels.triton.step_outputs import settle_step  # Triton is imported only where it runs
 
             settle_step(
-                captured.inputs, at.token_ids, at.positions, tokens, captured.tokens, captured.accepted,
+                captured.inputs, after.token_ids, after.positions, tokens, captured.tokens, captured.accepted,
                 tables.tokens, tables.computed, tables.nobody,
             )  # fmt: skip
             return
         shape = captured.bucket.rows, captured.bucket.choices
         ids, num_drafts = captured.inputs.unbind()
         captured.tokens.copy_(tokens)
-        accepted = accepted_drafts(at.token_ids.view(shape), tokens.view(shape), num_drafts)
+        accepted = accepted_drafts(after.token_ids.view(shape), tokens.view(shape), num_drafts)
         captured.accepted.copy_(accepted)
-        tables.write(at.row_ids, at.positions + 1, tokens)
-        tables.computed[ids] = torch.where(ids == tables.nobody, 0, at.positions.view(shape)[:, 0] + 1 + accepted)
+        tables.write(after.row_ids, after.positions + 1, tokens)
+        first = after.positions.view(shape)[:, 0]
+        tables.computed[ids] = torch.where(ids == tables.nobody, 0, first + 1 + accepted)
 
     def _keep(
         self,
         bucket: Bucket,
         inputs: Tensor,
         batch: ForwardBatch,
-        choices: Choices,
+        after: ChosenAfter,
         prepared: tuple[Any, ...],
         logits: Tensor,
         aux: Sequence[Tensor],
@@ -338,12 +351,12 @@ class StepGraphs:
             self._logits = logits.new_zeros(self._most_choices, logits.shape[1])
             self._logits[: len(logits)] = logits
             self._aux = tuple(hidden.new_zeros(self._most_tokens, hidden.shape[1]) for hidden in aux)
-        count = bucket.rows * bucket.choices
+        count = bucket.num_choices
         kept = CapturedStep(
             bucket,
             inputs,
             batch,
-            choices,
+            after,
             self._logits[:count],
             self._chosen[: count + bucket.rows],
             self._logprobs[:count],
@@ -378,19 +391,19 @@ def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
     return ForwardBatch(token_ids, positions, mappings, tuple(attention), row_ids)
 
 
-def static_choices(bucket: Bucket, batch: ForwardBatch) -> Choices:
-    """All tokens of a decode step; of prompts tensors that :func:`fill_choices` fills."""
+def static_chosen_after(bucket: Bucket, batch: ForwardBatch) -> ChosenAfter:
+    """All tokens of a decode step; of prompts tensors that :func:`fill_chosen_after` fills."""
     if not bucket.prompt:
-        return Choices(batch.token_ids, batch.positions, batch.row_ids)
-    return Choices(*torch.zeros(3, bucket.rows, dtype=torch.int64, device=batch.token_ids.device).unbind())
+        return ChosenAfter(batch.token_ids, batch.positions, batch.row_ids)
+    return ChosenAfter(*torch.zeros(3, bucket.rows, dtype=torch.int64, device=batch.token_ids.device).unbind())
 
 
-def fill_choices(choices: Choices, batch: ForwardBatch, inputs: Tensor) -> Tensor:
-    """The last token of each row of a prompt. Returns where they are in the batch: int64 ``[rows]``."""
+def fill_chosen_after(after: ChosenAfter, batch: ForwardBatch, inputs: Tensor) -> Tensor:
+    """With the last token of each row of a prompt. Returns where they are in the batch: int64 ``[rows]``."""
     index = batch.attention[0].q_starts[:-1] + inputs[1]
-    torch.index_select(batch.token_ids, 0, index, out=choices.token_ids)
-    torch.index_select(batch.positions, 0, index, out=choices.positions)
-    torch.index_select(batch.row_ids, 0, index, out=choices.row_ids)
+    torch.index_select(batch.token_ids, 0, index, out=after.token_ids)
+    torch.index_select(batch.positions, 0, index, out=after.positions)
+    torch.index_select(batch.row_ids, 0, index, out=after.row_ids)
     return index
 
 

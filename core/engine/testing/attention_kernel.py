@@ -249,9 +249,10 @@ class CapturableConformance(AttentionKernelConformance):
         captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
         self.check(run(self.built(case), case, captured), case, inputs)
 
-    def test_a_captured_call_asks_nothing_of_the_host(self) -> None:
+    @pytest.mark.parametrize("name", ["verify", "chunk_with_history"])
+    def test_a_captured_call_asks_nothing_of_the_host(self, name: str) -> None:
         """What a capture on a GPU would refuse is refused here, too: no host reads, no uploads."""
-        case = self.fitted("verify")
+        case = self.fitted(name)
         inputs, kernel = make_inputs(case, self.dtype, self.device), self.built(case)
         prepared = kernel.prepare(inputs.batch)
         forward(kernel, prepared, case, inputs)

@@ -29,7 +29,6 @@ from engine.drafting.runner import Drafts
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.plugin_guard.calls import lacking
-from engine.startup.placing import placed
 from engine.startup.rank import capture_graphs, graph_buckets, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
@@ -243,7 +242,7 @@ class DeviceDrafterConformance:
         tables = DeviceTables(1, plan.max_len, width, block_size, device, plan.model.vocab_size, groups.num_groups)
         runner = ModelRunner(model, kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
-        buckets = graph_buckets(plan, bound, placed(plan, bound)[0])
+        buckets = graph_buckets(plan, bound, plan.max_len)
         capture_graphs(runner, bound, buckets, _capture_without_the_host)
         assert (drafts.graphs is not None) == may_be_captured(drafter)
 

@@ -1,4 +1,4 @@
-"""What a captured decode step leaves for the next one, in one launch."""
+"""What a captured step leaves for the next one, in one launch."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def settle_step(
 ) -> None:
     """Accept drafts and move rows on, for ``rows`` times ``queries`` tokens.
 
-    ``inputs``: int64 ``[2, rows]``, each row's id and number of drafts; ``token_ids``, ``positions`` and ``chosen``:
-    int64 ``[rows * queries]``, the step's tokens, where they are, and the target's token after each (-1: broken).
+    ``inputs``: int64 ``[2, rows]``, each row's id and number of drafts (of one query there are none, whatever this
+    says); ``token_ids``, ``positions`` and ``chosen``: int64 ``[rows * queries]``, the tokens after which one is
+    chosen, where they are, and the target's token after each (-1: broken).
     Written: ``kept`` (like ``chosen``) and ``accepted`` (int64 ``[rows]``); of the device tables ``tokens`` (int64
     ``[rows, positions]``) after each row's first token, and ``computed`` (int64 ``[rows]``), which stays 0 for the row
     ``nobody``.

@@ -43,10 +43,10 @@ def profile_run(
 ) -> MemoryPlan:
     """``memory`` after loading, with a measured workspace and measured graphs (``buckets`` empty: none).
 
-    Runs a step of ``scheduler.token_budget`` tokens and captures the two largest buckets and that with the most logits,
-    on a pool of two blocks whose first, the padding block, stands in for all. The last capture says what each further
-    one adds, those of a drafter among them, which is not loaded yet. Raises :class:`DoesNotFit` when the device's
-    memory runs out.
+    Runs a step of ``scheduler.token_budget`` tokens and captures the two largest buckets and the two with the most
+    logits, on a pool of two blocks whose first, the padding block, stands in for all. The last capture, the second of
+    its kind, says what each further one adds, those of a drafter among them, which is not loaded yet. Raises
+    :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
     block_size, device = bound.context.block_size, plan.device.kind
@@ -64,8 +64,8 @@ def profile_run(
         workspace = meter.peak() - before
         give_back()
         largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
-        most_logits = sorted(buckets, key=lambda bucket: -bucket.rows * bucket.choices)[:1]
-        measured = {*largest_first[:2], *most_logits}
+        most_logits = sorted(buckets, key=lambda bucket: -bucket.num_choices)
+        measured = {*largest_first[:2], *most_logits[:2]}
         captured = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), measured, capture)
         readings: list[int] = []
         captured.capture(lambda fraction, what: readings.append(free(plan.device)))
