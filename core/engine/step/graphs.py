@@ -122,7 +122,8 @@ class CapturedStep:
     @property
     def step_inputs(self) -> StepInputs:
         """Of the bucket's rows, nobody's included."""
-        return StepInputs(self.batch, self.inputs[0], self.starts, torch.ones_like(self.inputs[0]))
+        known = self.inputs[1] + 1 if self.bucket.prompt else torch.ones_like(self.inputs[0])
+        return StepInputs(self.batch, self.inputs[0], self.starts, known)
 
 
 @dataclass(frozen=True, slots=True)
