@@ -157,8 +157,8 @@ def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
 READ_ONCE = 64
 """Tokens that take about as long as one: weights are read once, and reading them takes longer than multiplying."""
 LAUNCH_S = 4e-4
-"""In which the host launches a layer, op by op: a prompt of 512 tokens took a model of 16 layers 7.2 to 10.2 ms on an
-H100 and an H200, which multiply it in 2 (docs/measured.md)."""
+"""In which the host launches a layer, op by op: a prompt of 512 tokens took a model of 16 layers 7.2 ms on an H100, 7.5
+and 10.2 on an H200, 1.5 of them at its rate of products (docs/measured.md)."""
 FLOPS = {(8, 0): 1.5e14, (9, 0): 3.5e14, (10, 0): 3.5e14}
 """FLOP/s that products reach at least, by compute capability: about half of the data sheet's of A100 and H100 PCIe."""
 
