@@ -34,20 +34,14 @@ def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capa
 
     longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "row_ids_ptr", "mapping_ptr", "computed_ptr")
     ints = ("tables_ptr", "lengths_ptr", "row_tables_ptr")
-    sizes = (
-        "tokens_stride",
-        "tables_stride",
-        "tables_group",
-        "mapping_group",
-        "row_tables_group",
-        "num_blocks",
-        "nobody",
-    )
+    strides = ("tokens_stride", "tables_stride", "tables_group", "mapping_group", "row_tables_group")
+    sizes = (*strides, "num_blocks", "nobody")
     arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")
-    constants = {"QUERIES": 5, "BLOCK_SIZE": 16, "BLOCK_Q": 8, "BLOCK": BLOCK_IDS}
-    cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)
-    print(cost)
-    assert cost.spill_stores == cost.spill_loads == 0
+    for queries, block_q in ((5, 8), (512, 512)):
+        constants = {"QUERIES": queries, "BLOCK_SIZE": 16, "BLOCK_Q": block_q, "BLOCK": BLOCK_IDS}
+        cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)
+        print(cost)
+        assert cost.spill_stores == cost.spill_loads == 0
 
 
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")

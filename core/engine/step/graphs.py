@@ -155,20 +155,22 @@ def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
 
 
 READ_ONCE = 64
-"""Tokens that take about as long as one: weights are read once, and reading them takes longer than multiplying."""
+"""Up to so many tokens padding changes little: packed weights have kernels for 16, 32 and 64 rows, whatever comes, and
+others are read longer than they are multiplied."""
 LAUNCH_S = 4e-4
 """In which the host launches a layer, op by op: a prompt of 512 tokens took a model of 16 layers 7.2 ms on an H100, 7.5
 and 10.2 on an H200, 1.5 of them at its rate of products (docs/measured.md)."""
 FLOPS = {(8, 0): 1.5e14, (9, 0): 3.5e14, (10, 0): 3.5e14}
-"""FLOP/s that products reach at least, by compute capability: about half of the data sheet's of A100 and H100 PCIe."""
+"""FLOP/s that products are assumed to reach, by compute capability: about half of the data sheets' of A100 and H100
+PCIe. Of other GPUs nothing is assumed."""
 
 
 def prompt_buckets(
     layer_flops: Callable[[int], float], most_tokens: int, capability: tuple[int, int] | None
 ) -> tuple[Bucket, ...]:
-    """Prompts worth a graph: of one request, of up to ``most_tokens``. Padding to such a shape costs nothing as long as
-    weights are read longer than they are multiplied, or the device computes a layer in less time than the host takes
-    to launch it. ``layer_flops``: operations of a layer for so many tokens."""
+    """Prompts worth a graph: of one request, of up to ``most_tokens``. Padding to such a shape costs little up to
+    :data:`READ_ONCE`, and as long as the device computes a layer in less time than the host takes to launch it.
+    ``layer_flops``: operations of a layer for so many tokens."""
     launched = LAUNCH_S * FLOPS.get(capability or (0, 0), 0.0)
     free = (n for n in (16, 32, 64, 128, 256, 512) if n <= READ_ONCE or layer_flops(n) <= launched)
     return tuple(Bucket(1, n, prompt=True) for n in free if n <= most_tokens)
