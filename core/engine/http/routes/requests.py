@@ -39,14 +39,15 @@ async def read_recent(state: ServerState, query: Mapping[str, str], engine: str 
         raise bad_request(f"order={order[:16]!r}: expected one of {', '.join(ORDERS)}.", "order")
     if engine is not None:
         state.engine_of(engine)  # it is one
-    now_s, waterfalls = time.monotonic(), state.waterfalls
-    found, forgot_s = await state.read_exporters(
-        lambda: (
-            [_brief(each) for each in waterfalls.recent(count, engine, order, slo_class, now_s - within_s)],
-            waterfalls.forgot_s,
-        )
-    )
-    return {"requests": found, "covers_s": None if forgot_s is None else round(now_s - forgot_s, 3)}
+    waterfalls = state.waterfalls
+
+    def read() -> dict[str, Any]:
+        now_s, forgot_s = time.monotonic(), waterfalls.forgot_s
+        found = waterfalls.recent(count, engine, order, slo_class, now_s - within_s)
+        covers_s = None if forgot_s is None else round(now_s - forgot_s, 3)
+        return {"requests": [_brief(each, now_s) for each in found], "covers_s": covers_s}
+
+    return await state.read_exporters(read)
 
 
 def _number(name: str, text: str, most: int) -> int:
@@ -81,9 +82,9 @@ async def _found(state: ServerState, name: str) -> Sequence[Waterfall]:
     return found
 
 
-def _brief(waterfall: Waterfall) -> dict[str, object]:
+def _brief(waterfall: Waterfall, now_s: float) -> dict[str, object]:
     spans = {span.name: round(span.ms, 3) for span in waterfall.spans}
-    ago_s = round(time.monotonic() - waterfall.request.at_s, 3)
+    ago_s = round(now_s - waterfall.request.at_s, 3)
     return waterfall.plain() | {"spans": spans, "ended_s_ago": ago_s}
 
 
